@@ -1,0 +1,71 @@
+# make lab    JupyterLab with two RDMA hosts behind it     (all set-up included)
+# make test   every test                                   (all set-up included)
+#
+# Both work on a fresh Debian or Ubuntu with nothing but git, make and python3, as root or as a
+# user with sudo. What is there already is not made again.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTEST_ARGS ?=
+LAB_ARGS ?=
+
+# The environment is as old as what decides its content: pyproject.toml and the Python version.
+KEY    := $(shell { cat pyproject.toml; $(PYTHON) -V; } 2>&1 | cksum | cut -d ' ' -f 1)
+STAMP  := $(VENV)/.installed-$(KEY)
+
+# Quick tests first, so that a typing mistake shows before the hosts boot.
+TESTS  := $(wildcard tests/test_house.py tests/unit tests/fabric tests/labs tests/browser tests/docker)
+
+.PHONY: help setup system image lab test bench labs lint clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make lab     JupyterLab with two RDMA hosts (sets everything up first)'
+	@echo 'make test    all tests (sets everything up first)'
+	@echo 'make setup   only the set-up: system packages, $(VENV), guest image'
+	@echo 'make bench   the performance promises, measured'
+	@echo 'make labs    build labs/*.ipynb from labs/source/*.py'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make clean   stop all hosts, remove $(VENV) and what tools left here'
+
+setup: image
+
+system:
+	@$(PYTHON) -m rdmalab.doctor --fix --system $(DOCTOR_ARGS)
+
+$(STAMP): | system
+	@echo 'rdmalab: installing Python packages into $(VENV) (about 600 MB, a minute or two) ...'
+	@$(PYTHON) -m venv $(VENV) \
+	  && rm -f $(VENV)/.installed-* \
+	  && $(BIN)/python -m pip install --quiet --log $(VENV)/pip.log --editable '.[test]' \
+	  && touch $@ \
+	  || { echo 'rdmalab: The Python packages could not be installed into $(VENV);' \
+	       'the reason stands above and in $(VENV)/pip.log: mend it and run make again.' >&2; exit 1; }
+
+image: $(STAMP)
+	@$(BIN)/rdmalab image build
+
+lab: setup
+	@$(BIN)/rdmalab lab $(LAB_ARGS)
+
+test: DOCTOR_ARGS = --test
+test: setup
+	@$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
+
+bench: setup
+	@$(BIN)/python bench/promises.py
+
+labs: $(STAMP)
+	@$(BIN)/python labs/build.py
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	@if [ -x $(BIN)/rdmalab ]; then $(BIN)/rdmalab down --all; fi
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo 'rdmalab: clean. The guest image stays in your cache folder (rdmalab image info shows it).'
