@@ -38,10 +38,10 @@ $(STAMP): | system
 	@echo 'rdmalab: installing Python packages into $(VENV) (about 600 MB, a minute or two) ...'
 	@$(PYTHON) -m venv $(VENV) \
 	  && rm -f $(VENV)/.installed-* \
-	  && $(BIN)/python -m pip install --quiet --log $(VENV)/pip.log --editable '.[test]' \
+	  && $(BIN)/python -m pip install --quiet --progress-bar off --editable '.[test]' \
 	  && touch $@ \
-	  || { echo 'rdmalab: The Python packages could not be installed into $(VENV);' \
-	       'the reason stands above and in $(VENV)/pip.log: mend it and run make again.' >&2; exit 1; }
+	  || { echo 'rdmalab: The Python packages could not be installed into $(VENV); what pip says above' \
+	       'tells why (often the network or the disk): mend it and run make again.' >&2; exit 1; }
 
 image: $(STAMP)
 	@$(BIN)/rdmalab image build
