@@ -10,9 +10,11 @@ BIN    := $(VENV)/bin
 PYTEST_ARGS ?=
 LAB_ARGS ?=
 
-# The environment is as old as what decides its content: pyproject.toml and the Python version.
-KEY    := $(shell { cat pyproject.toml; $(PYTHON) -V; } 2>&1 | cksum | cut -d ' ' -f 1)
-STAMP  := $(VENV)/.installed-$(KEY)
+# The environment is made anew for another Python or another folder (its scripts name both), and
+# filled anew when pyproject.toml says something else. Content counts here, not the clock.
+BASE   := $(shell { $(PYTHON) -V; pwd; } 2>&1 | cksum | cut -d ' ' -f 1)
+FILLED := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
+STAMP  := $(VENV)/.filled-$(BASE)-$(FILLED)
 
 # Quick tests first, so that a typing mistake shows before the hosts boot.
 TESTS  := $(wildcard tests/test_house.py tests/unit tests/fabric tests/labs tests/browser tests/docker)
@@ -36,8 +38,9 @@ system:
 
 $(STAMP): | system
 	@echo 'rdmalab: installing Python packages into $(VENV) (about 600 MB, a minute or two) ...'
-	@$(PYTHON) -m venv $(VENV) \
-	  && rm -f $(VENV)/.installed-* \
+	@{ test -e $(VENV)/.made-$(BASE) \
+	     || { $(PYTHON) -m venv --clear $(VENV) && touch $(VENV)/.made-$(BASE); }; } \
+	  && rm -f $(VENV)/.filled-* \
 	  && $(BIN)/python -m pip install --quiet --progress-bar off --editable '.[test]' \
 	  && touch $@ \
 	  || { echo 'rdmalab: The Python packages could not be installed into $(VENV); what pip says above' \

@@ -7,12 +7,16 @@ import json
 import sys
 
 from ..errors import RdmalabError
-from . import BACKENDS, fix, render, run_checks, works
+from . import BACKENDS, fix, render, run_checks, software, works
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the doctor; 0 where the backend works here, 1 where it cannot, 2 for wrong usage."""
     options = _parser().parse_args(arguments)
+    old = software.python()
+    if old.status == "fail":
+        print(f"rdmalab: {old.detail}. {old.fix}", file=sys.stderr)
+        return 1
     try:
         if options.fix:
             fix(options.test)

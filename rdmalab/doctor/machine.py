@@ -150,7 +150,7 @@ def memlock(local: bool = False) -> Check:
     soft_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if soft_bytes == resource.RLIM_INFINITY:
         return Check("memlock", "ok", "programs may pin any amount of memory", code="memlock_ok")
-    detail = f"programs may pin {soft_bytes // 1024:,} KiB ({soft_bytes / MIB:,.1f} MiB) of memory"
+    detail = f"programs may pin {soft_bytes // 1024:,} KiB ({soft_bytes / MIB:,.4g} MiB) of memory"
     if local and soft_bytes < 64 * MIB:
         detail += ": larger memory regions fail with ENOMEM"
         step = (
