@@ -51,8 +51,8 @@ lab = rdmalab.up()
 
 # %% [markdown]
 # **What happened.** Two names, two addresses, and each host lists only its own few processes.
-# Everything on a host runs as the ordinary user `learner`: RDMA needs rights to *set up* a device,
-# but none to *use* it.
+# Everything on a host runs as the ordinary user `learner`: one needs rights to *set up* an RDMA
+# device, but only its device file to *use* it.
 
 # %% [markdown]
 # ## 2 The RDMA device
@@ -281,8 +281,8 @@ route = GlobalRoute(dgid=GID(peer["gid"]), sgid_index=here.gid_index)
 attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=here.port)
 attr.timeout = 14  # wait 4.096 us * 2**14 = 67 ms for an acknowledgement,
 attr.retry_cnt = 6  # then send again, at most 6 times
-attr.min_rnr_timer = 12  # a peer that finds no receive waits 0.64 ms
-attr.rnr_retry = 6  # and tries again, at most 6 times
+attr.min_rnr_timer = 12  # "I have no receive posted: wait 0.64 ms, then send again";
+attr.rnr_retry = 6  # when the peer says so, do it, at most 6 times
 qp.to_rts(attr)
 print(here.name, "queue pair", qp.qp_num, "is in", e.ibv_qp_state(qp.qp_state).name)
 
@@ -408,8 +408,20 @@ print(f"half a round trip, median of {rounds}: {statistics.median(times_us) / 2:
 
 # %%
 # %%on bob
+import json
+import subprocess
+
+
+def packets():
+    """How many packets bob's device has received and sent."""
+    link = f"{here.device}/{here.port}"
+    shown = subprocess.check_output(["rdma", "-j", "statistic", "show", "link", link])
+    counters = json.loads(shown)[0]
+    return counters["rcvd_pkts"], counters["sent_pkts"]
+
+
 mr.write(bytes(mr.length), mr.length)
-# !rdma statistic show link {here.device}/{here.port} | tr ' ' '\n' | paste - - | grep pkts
+before = packets()
 
 # %% [markdown]
 # **Predict.** Bob runs nothing at all now, and posts no receive. How many completions will alice
@@ -433,7 +445,8 @@ print("alice's order:", e.ibv_wc_status(done.status).name)
 # %%on bob
 print("bob's bytes from 2048 on:", mr.read(16, 2048))
 print("completions in bob's queues:", sent.poll()[0] + arrived.poll()[0])
-# !rdma statistic show link {here.device}/{here.port} | tr ' ' '\n' | paste - - | grep pkts
+came, went = (now - then for now, then in zip(packets(), before, strict=True))
+print(f"packets: {came} received, {went} sent")
 
 # %% [markdown]
 # **What happened.** The bytes are in bob's memory, and not one line of bob's program ran for it.
@@ -524,8 +537,9 @@ assert result.opcode == e.IBV_WC_RDMA_WRITE, "This is the completion of another 
 # - **Time.** Two 100 Gb/s ConnectX-4 cards with a cable of half a metre: 0.83 µs one way for a SEND
 #   of 32 bytes on RC, 2.3 µs for 4 KiB, by `ib_send_lat` (D. Potter, master's thesis, RWTH Aachen
 #   University, 2018). Set your ping-pong beside it.
-# - **The GID table** is longer: many cards list each address twice, as RoCE v1 and as RoCE v2. The
-#   index that works is rarely 0. Choosing by value (and type) is the same.
+# - **The GID table** is longer: many cards list each address twice, as RoCE v1 and as RoCE v2
+#   (`/sys/class/infiniband/*/ports/1/gid_attrs/types/` tells which is which). Choose by value *and*
+#   type there.
 # - **Loss.** Cards repeat lost packets, as Soft-RoCE does, but data centres go to great lengths to
 #   lose none: see Zhu et al., *Congestion Control for Large-Scale RDMA Deployments*, SIGCOMM 2015.
 
