@@ -18,6 +18,7 @@ from .machine import ROOT, Check, first_line, read, run
 
 __all__ = ["Device", "inspect_devices", "rdma_devices", "rxe_module"]
 
+MODPROBE_TIMEOUT_S = 20.0
 ONLY_LOCAL = "Only `--backend local` needs it: "
 
 # ---------------------------------------------------------------- the kernel module
@@ -34,10 +35,10 @@ def rxe_module(root: Path = ROOT, load: bool = False) -> Check:
     if modprobe is None:
         detail = "modprobe is not installed, so rdma_rxe cannot be loaded"
         return _module(detail, "`apt-get install kmod`.", "modprobe_missing")
-    code, text = run([modprobe, "-n", "-v", "rdma_rxe"])
+    code, text = run([modprobe, "-n", "-v", "rdma_rxe"], MODPROBE_TIMEOUT_S)
     verdict = classify_modprobe(code, text)
     if verdict == "rxe_present" and load and os.geteuid() == 0:
-        code, text = run([modprobe, "rdma_rxe"], timeout_s=30)
+        code, text = run([modprobe, "rdma_rxe"], MODPROBE_TIMEOUT_S)
         verdict = "rxe_loaded" if code == 0 else classify_modprobe(code, text)
     if verdict == "rxe_loaded":
         return Check("rxe module", "ok", "rdma_rxe is loaded now", code=verdict)
@@ -124,7 +125,7 @@ def rdma_devices(root: Path = ROOT) -> Check:
     if not devices:
         step = ONLY_LOCAL + "`sudo rdma link add rxe0 type rxe netdev eth0`."
         detail = "the kernel has no RDMA device (none in /sys/class/infiniband)"
-        return Check("rdma devices", "warn", detail, step, "rdma_none")
+        return Check("rdma devices", "fail", detail, step, "rdma_none")
     best = max(devices, key=lambda device: device.layer)
     if best.layer == 3:
         usable = ", ".join(device.name for device in devices if device.layer == 3)

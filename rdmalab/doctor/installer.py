@@ -85,7 +85,7 @@ def _privilege(names: list[str]) -> list[str]:
 
 def _install(sudo: list[str], names: list[str]) -> None:
     """Install; the lists of packages are fetched first where they are old or lead nowhere."""
-    fetched = not lists_are_fresh()
+    fetched = not lists_are_fresh(LISTS)
     if fetched:
         _apt([*sudo, "apt-get", "-q", "update"], "fetch the lists of packages")
     install = [*sudo, *packages.install_command("apt-get", names)]
@@ -105,11 +105,16 @@ def _apt(command: list[str], what: str) -> None:
         raise MachineError(f"apt-get could not {what} ({reason}).", next_step=TRY_AGAIN)
 
 
-def lists_are_fresh(folder: Path = LISTS, days: float = 3) -> bool:
-    """Were the lists of packages fetched within the last days?"""
+def lists_are_fresh(folder: Path, days: float = 3) -> bool:
+    """Were the lists of packages fetched within the last days?
+
+    The files carry the archive's date, so the folders tell when `apt-get update` ran.
+    """
     try:
-        newest = max((entry.stat().st_mtime for entry in folder.glob("*Packages*")), default=0.0)
-    except OSError:  # apt-get is replacing them
+        if not any(folder.glob("*Packages*")):
+            return False
+        newest = max(path.stat().st_mtime for path in (folder, *folder.glob("partial")))
+    except OSError:  # apt-get is replacing them just now
         return True
     return time.time() - newest < days * 24 * 3600
 

@@ -83,7 +83,7 @@ def docker(path: Path = DOCKER_SOCKET) -> Check:
     except FileNotFoundError:
         step = optional + "install and start a Docker engine (Debian: docker.io)."
         return Check("docker", "warn", f"no Docker engine at {path}", step, "docker_missing")
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, LookupError, TypeError, ValueError) as error:
         step = optional + "start the engine (`sudo systemctl start docker`)."
         detail = f"nothing sensible answers at {path} ({error or type(error).__name__})"
         return Check("docker", "warn", detail, step, "docker_silent")
