@@ -59,7 +59,7 @@ def run_checks(
         software.docker,
     ]
     if not system:
-        look += [software.jupyter]
+        look += [software.jupyter, software.image]
     return weigh([check() for check in look], backend)
 
 

@@ -1,4 +1,4 @@
-"""What is installed: Python, QEMU, Docker, Jupyter."""
+"""What is installed: Python, QEMU, Docker, Jupyter, the guest image."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import socket
 import sys
 from pathlib import Path
 
+from ..errors import RdmalabError
 from . import packages
 from .machine import Check, first_line, run
 
-__all__ = ["docker", "jupyter", "python", "qemu", "system_packages"]
+__all__ = ["docker", "image", "jupyter", "python", "qemu", "system_packages"]
 
 PYTHON_MIN = (3, 10)
 QEMU_MIN = (7, 2)
@@ -118,3 +119,24 @@ def _importable(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # the package above it
         return False
+
+
+def image() -> Check:
+    """Is the guest image there and whole?
+
+    The one place where the doctor looks at something above it, and only when asked to.
+    """
+    from .. import image as guest
+
+    try:
+        found = guest.find_image()
+    except RdmalabError as error:
+        return Check("image", "fail", error.what, error.next_step, "image_damaged")
+    if found:
+        detail = f"guest image {found.id}, {found.size_bytes // 1_000_000} MB"
+        return Check("image", "ok", detail, code="image_ok")
+    step = "`rdmalab image build`, or `rdmalab image import FILE` without a network."
+    if any(need.kind == "build" for need in packages.missing()):
+        detail = "the guest image is not built, and what it takes to build it is missing"
+        return Check("image", "fail", detail, step, "image_missing")
+    return Check("image", "warn", "the guest image is not built yet", step, "image_missing")

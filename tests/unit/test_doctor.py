@@ -25,6 +25,7 @@ import pytest
 from rdmalab import doctor
 from rdmalab.doctor import Check, devices, kvm, machine, packages, software
 from rdmalab.doctor.__main__ import main
+from rdmalab.errors import ImageError
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -587,6 +588,31 @@ def test_jupyter_missing_says_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
     check = software.jupyter()
     assert (check.status, check.code) == ("fail", "jupyter_missing")
     assert sys.executable in check.detail and "make setup" in check.fix
+
+
+@pytest.mark.parametrize(
+    ("found", "lacking", "status", "code"),
+    [
+        (None, [], "warn", "image_missing"),
+        (None, [packages.Need("build", "x", "x")], "fail", "image_missing"),
+        (ImageError("root.erofs is damaged.", next_step="Build."), [], "fail", "image_damaged"),
+    ],
+)
+def test_the_image_is_there_whole_or_can_be_built(
+    found: None | ImageError,
+    lacking: list[packages.Need],
+    status: str,
+    code: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find_image() -> None:
+        if found:
+            raise found
+
+    monkeypatch.setattr("rdmalab.image.find_image", find_image)
+    monkeypatch.setattr(packages, "missing", lambda: lacking)
+    check = software.image()
+    assert (check.status, check.code) == (status, code) and check.fix
 
 
 # ---------------------------------------------------------------- the answer as a whole
