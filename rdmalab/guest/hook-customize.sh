@@ -1,0 +1,119 @@
+#!/bin/sh
+# mmdebstrap's customize hook; $1 is the new root, with all packages installed.
+#
+# Puts vmlinuz, busybox and packages.list below $1/boot/, the modules of modules.txt below
+# $1/usr/lib/modules/, and makes the root ready for a read-only file system.
+# Lines "I: rdmalab: ..." are progress that the caller shows.
+set -eu
+
+root=$1
+work="$root/tmp/rdmalab"        # inside the root, so that chroot sees it; mmdebstrap empties /tmp
+tree="$work/tree"               # kernel and busybox packages, unpacked and not installed
+
+step() { echo "I: rdmalab: $*"; }
+die() { echo "E: rdmalab: $*" >&2; exit 1; }
+
+# Names in a list file: comments and blank lines left out.
+names() { sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' "$1"; }
+
+# Unpack the kernel's packages. Installing them would bring initramfs-tools and run it, and the
+# metapackage's name is the only one that stays: which packages hold the image and the modules
+# has changed before, so the names come out of apt's own answer.
+fetch_kernel() {
+    step "fetching the kernel"
+    wanted=$(apt-get install -s --no-install-recommends \
+            "linux-image-$RDMALAB_ARCH/$RDMALAB_KERNEL_SUITE" |
+        sed -n 's/^Inst \(linux-\(image\|binary\|modules\|base\)-[0-9][^ ]*\) (\([^ ]*\).*/\1=\3/p')
+    [ -n "$wanted" ] || die "linux-image-$RDMALAB_ARCH in $RDMALAB_KERNEL_SUITE pulls in no kernel"
+    mkdir -p "$tree"
+    (cd "$work" && apt-get download $wanted busybox-static)
+    step "unpacking the kernel"
+    for deb in "$work"/*.deb; do
+        dpkg-deb -x "$deb" "$tree"
+        rm "$deb"
+    done
+    [ -e "$tree/lib" ] || ln -s usr/lib "$tree/lib"
+}
+
+place_kernel() {
+    version=$(cd "$tree"/lib/modules && echo *)
+    case $version in *\ *|\*) die "expected one kernel version, found: $version" ;; esac
+    mkdir -p "$root/boot"
+    for image in "$tree/lib/modules/$version/vmlinuz" "$tree"/boot/vmlinu[xz]-*; do
+        if [ -f "$image" ]; then cp "$image" "$root/boot/vmlinuz"; fi
+    done
+    [ -f "$root/boot/vmlinuz" ] || die "the kernel's packages hold no vmlinuz"
+    cp "$tree"/*bin/busybox "$root/boot/busybox" 2>/dev/null ||
+        cp "$tree"/usr/bin/busybox "$root/boot/busybox"
+    echo "$version" > "$root/boot/kernel-version"
+}
+
+# Print the files, below lib/modules/VERSION/, of the modules in modules.txt and of all that they
+# need. modprobe of the root knows hard and soft dependencies and what is built in.
+module_files() {
+    for name in $(names "$RDMALAB_GUEST/modules.txt"); do
+        if ! chroot "$root" modprobe -S "$version" -d /tmp/rdmalab/tree --show-depends \
+                "${name%\?}" > "$work/depends" 2> "$work/problem"; then
+            case $name in *\?) continue ;; esac
+            cat "$work/problem" >&2
+            die "the kernel $version has no module $name (see modules.txt)"
+        fi
+        sed -n "s|^insmod .*/lib/modules/$version/\([^ ]*\).*|\1|p" "$work/depends"
+    done
+}
+
+# Modules go in unpacked: the guest may be emulated, where xz costs a second a module; the root's
+# file system compresses them anyway.
+place_modules() {
+    step "choosing modules of kernel $version"
+    from="$tree/lib/modules/$version"
+    to="$root/usr/lib/modules/$version"
+    chroot "$root" depmod -b /tmp/rdmalab/tree "$version"
+    module_files > "$work/files"
+    for file in $(sort -u "$work/files"); do
+        mkdir -p "$to/${file%/*}"
+        case $file in
+            *.xz) xz -dc "$from/$file" > "$to/${file%.xz}" ;;
+            *.zst) zstd -qdc "$from/$file" > "$to/${file%.zst}" ;;
+            *) cp "$from/$file" "$to/$file" ;;
+        esac
+    done
+    cp "$from"/modules.builtin "$from"/modules.builtin.modinfo "$from"/modules.order "$to/"
+    chroot "$root" depmod "$version"
+}
+
+# A cold start of Python under emulation is mostly compiling. Hashes that nobody checks make the
+# result independent of file times, which the root file system does not keep.
+compile_python() {
+    step "compiling Python files"
+    chroot "$root" sh -c 'python3 -m compileall -q -f -j 0 --invalidation-mode unchecked-hash \
+        /usr/lib/python3 /usr/lib/python3.*' 2>&1 ||
+        step "some Python files do not compile, which only makes them slower to start"
+}
+
+# rdma-core's own Python tests: an oracle that this kit did not write. Debian packs documentation.
+unpack_tests() {
+    find "$root/usr/share/doc/rdma-core/tests" -name '*.gz' -exec gzip -d {} +
+}
+
+write_accounts() {
+    echo 'learner:x:1000:1000:learner:/home/learner:/bin/bash' >> "$root/etc/passwd"
+    echo 'learner:x:1000:' >> "$root/etc/group"
+    echo 'learner:*:20000:0:99999:7:::' >> "$root/etc/shadow"
+    echo rdmalab > "$root/etc/hostname"
+    printf '127.0.0.1 localhost\n::1 localhost\n' > "$root/etc/hosts"
+    # mmdebstrap copied the building machine's: it is nobody's business in the guest
+    : > "$root/etc/resolv.conf"
+    mkdir -p "$root/opt/rdmalab"
+}
+
+export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"
+fetch_kernel
+unset APT_CONFIG
+place_kernel
+place_modules
+chroot "$root" dpkg-query -W -f '${Package} ${Version}\n' > "$root/boot/packages.list"
+unpack_tests
+compile_python
+write_accounts
+step "root ready"

@@ -1,0 +1,379 @@
+"""The guest image: kernel, initrd and root file system that every virtual lab starts from.
+
+::
+
+    cache_dir()/images/ID/   vmlinuz  initrd  root.erofs  packages.list  image.json  verified.json
+                             ID = recipe_id(): what the image should contain, not when it was made
+
+>>> image = find_image() or build_image()                               # doctest: +SKIP
+>>> image.kernel, image.initrd, image.root                              # doctest: +SKIP
+
+An image is complete or absent: it is made aside and renamed into place. Before use its files are
+compared with what was seen when their checksums were last right, and else checked in full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from . import recipe
+from .builder import BuildFailed, Progress, Step, build_files
+from .cpio import write_cpio
+from .doctor.packages import NEEDS, present
+from .errors import ImageError
+from .recipe import ARCHES, Mirror, debian_arch, likely_cause, mirror_in, recipe_id
+from .shelf import images_dir, interruptible, keep_log, locked, publish, require_space, workshop
+
+__all__ = [
+    "GuestImage",
+    "Step",
+    "build_image",
+    "build_requirements",
+    "export_image",
+    "find_image",
+    "import_image",
+    "recipe_id",
+    "verify_image",
+    "write_cpio",
+]
+
+_FILES = ("vmlinuz", "initrd", "root.erofs", "packages.list")
+_META = "image.json"
+_STAMP = "verified.json"
+_META_BYTES_MAX = 1_000_000
+_BUILD_BYTES = 1_500_000_000  # measured peak, rounded up
+_CHUNK_BYTES = 1 << 20
+_REBUILD = "Build it again: rdmalab image build"
+
+
+@dataclass(frozen=True)
+class GuestImage:
+    """A complete image: its id, Debian architecture and folder; what is in it, see ``meta``."""
+
+    id: str
+    arch: str
+    folder: Path
+
+    @property
+    def kernel(self) -> Path:
+        """The kernel for QEMU's ``-kernel``."""
+        return self.folder / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        """The initrd; a second cpio archive may be appended (:func:`write_cpio`)."""
+        return self.folder / "initrd"
+
+    @property
+    def root(self) -> Path:
+        """The read-only root file system (erofs), the guest's /dev/vda."""
+        return self.folder / "root.erofs"
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What image.json says: id, arch, created, kernel, recipe, files. Raises ImageError."""
+        try:
+            return _meta_from((self.folder / _META).read_bytes(), str(self.folder))
+        except OSError as error:
+            raise _damaged(self, f"image.json cannot be read ({error.strerror})") from None
+
+    @property
+    def size_bytes(self) -> int:
+        """All its files together, in bytes. Raises ImageError."""
+        return sum(file["size"] for file in self.meta["files"].values())
+
+
+def build_requirements() -> dict[str, str]:
+    """What building takes: program (or absolute path of a file) to Debian package."""
+    return {need.probe: need.apt for need in NEEDS if need.kind == "build"}
+
+
+def find_image(arch: str | None = None) -> GuestImage | None:
+    """The image of today's recipe, verified, or None if it is yet to be built.
+
+    Raises ImageError if it is there but damaged: it must not boot.
+    """
+    name = debian_arch(arch)
+    image = GuestImage(recipe_id(name), name, images_dir() / recipe_id(name))
+    if not image.folder.is_dir():
+        return None
+    verify_image(image, full=False)
+    return image
+
+
+def verify_image(image: GuestImage, *, full: bool) -> None:
+    """Raise ImageError, saying what is damaged, unless the image is what was once made.
+
+    Without ``full`` files that have not changed (size, time, inode) since their checksums were
+    last right are not read again: milliseconds instead of most of a second.
+    """
+    files = image.meta["files"]
+    if image.meta["id"] != image.id or image.meta["arch"] != image.arch:
+        raise _damaged(image, "image.json is of another image")
+    seen = {}
+    for name in _FILES:
+        try:
+            info = (image.folder / name).stat()
+        except OSError as error:
+            raise _damaged(image, f"{name} cannot be read ({error.strerror})") from None
+        if info.st_size != files[name]["size"]:
+            wanted = files[name]["size"]
+            raise _damaged(image, f"{name} has {info.st_size} bytes instead of {wanted}")
+        seen[name] = [info.st_size, info.st_mtime_ns, info.st_ino]
+    if not full and _read_stamp(image) == seen:
+        return
+    for name in _FILES:
+        if _sha256(image.folder / name) != files[name]["sha256"]:
+            raise _damaged(image, f"the checksum of {name} is wrong")
+    with contextlib.suppress(OSError):  # a full disk costs time at the next look, nothing else
+        (image.folder / _STAMP).write_text(json.dumps(seen))
+
+
+def _read_stamp(image: GuestImage) -> object:
+    try:
+        return json.loads((image.folder / _STAMP).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def build_image(
+    *,
+    arch: str | None = None,
+    force: bool = False,
+    on_step: Callable[[Step], None] | None = None,
+) -> GuestImage:
+    """The image of today's recipe: the one that is there, or (or with ``force``) a new one.
+
+    Takes about a minute and most of a GB while it lasts. Of two builds at the same time the
+    second waits and takes the result of the first. Ctrl-C, SIGTERM and errors leave nothing
+    behind. Raises ImageError with the step, the likely cause and the place of the log;
+    KeyboardInterrupt after Ctrl-C or SIGTERM (handled here only in the main thread).
+    """
+    name = debian_arch(arch)
+    progress = Progress(on_step)
+    image = None if force else _usable(name, progress)
+    if image:
+        return image
+    with interruptible(), locked(lambda text: progress.report("packages", text, 0.0)) as waited:
+        image = _usable(name, progress) if waited or not force else None
+        return image or _build(name, progress)
+
+
+def _usable(arch: str, progress: Progress) -> GuestImage | None:
+    try:
+        return find_image(arch)
+    except ImageError as error:
+        progress.report("packages", f"{error.what} It is built again.", 0.0)
+        return None
+
+
+def _build(arch: str, progress: Progress) -> GuestImage:
+    _require_tools(arch)
+    require_space(_BUILD_BYTES, "Building the guest image")
+    try:
+        with workshop() as folder:
+            kernel = build_files(folder, arch, _mirror(), progress)
+            progress.report("check", "checksums", 0.98)
+            image = _complete(folder / "result", arch, kernel)
+            image = GuestImage(image.id, arch, publish(image.folder, image.id, folder / "old"))
+    except BuildFailed as error:
+        cause, next_step = likely_cause(error.log)
+        where = keep_log(error.log)
+        raise ImageError(
+            f"The guest image could not be built: step {error.step!r} failed, {error}."
+            f" The likely cause: {cause}. {where}",
+            next_step=next_step,
+        ) from None
+    except OSError as error:
+        raise ImageError(
+            f"The guest image could not be built: step {progress.step!r} failed,"
+            f" {error.strerror or error}. {keep_log(chr(10).join(progress.lines))}",
+            next_step=likely_cause(str(error))[1],
+        ) from None
+    progress.report("check", "done", 1.0)
+    return image
+
+
+def _complete(folder: Path, arch: str, kernel: str) -> GuestImage:
+    """Add image.json to the files in ``folder`` and verify the whole."""
+    files = {
+        name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        for name in _FILES
+    }
+    meta = {
+        "id": recipe_id(arch),
+        "arch": arch,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "kernel": kernel,
+        "recipe": recipe.RECIPE_VERSION,
+        "files": files,
+    }
+    (folder / _META).write_text(json.dumps(meta, indent=1) + "\n")
+    image = GuestImage(recipe_id(arch), arch, folder)
+    verify_image(image, full=True)
+    return image
+
+
+def _require_tools(arch: str) -> None:
+    optional = ("newuidmap", "fakeroot", "fakechroot", "busybox", "cpio")  # choose_way looks
+    needs = {need: deb for need, deb in build_requirements().items() if need not in optional}
+    missing = {deb for need, deb in needs.items() if not present(need)}
+    if missing:
+        raise ImageError(
+            f"Building the guest image needs: {', '.join(sorted(missing))}.",
+            next_step="Install them: rdmalab doctor --fix",
+        )
+    emulator = Path("/proc/sys/fs/binfmt_misc") / f"qemu-{ARCHES[arch]}"
+    if arch != debian_arch() and not (emulator.exists() and present("arch-test")):
+        raise ImageError(
+            f"This machine cannot run programs for {arch}, which building for it takes.",
+            next_step="Install qemu-user-static, binfmt-support and arch-test, or build there and"
+            " use rdmalab image export and import.",
+        )
+
+
+def _mirror() -> Mirror:
+    """RDMALAB_MIRROR, else the machine's own mirror of Debian, else mmdebstrap's default."""
+    chosen = os.environ.get("RDMALAB_MIRROR")
+    if chosen:
+        return Mirror(chosen, os.environ.get("RDMALAB_SECURITY_MIRROR", ""))
+    folder = Path("/etc/apt")
+    names = [folder / "sources.list", *sorted(folder.glob("sources.list.d/*"))]
+    texts = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            texts.append(name.read_text(encoding="utf-8", errors="replace"))
+    return mirror_in(texts)
+
+
+def export_image(file: Path, *, arch: str | None = None) -> GuestImage:
+    """Write the image into one tar file for a machine without network; returns it.
+
+    Raises ImageError if there is none, it is damaged, or the file cannot be written.
+    """
+    image = find_image(arch)
+    if image is None:
+        raise ImageError("There is no guest image to export yet.", next_step=_REBUILD)
+    verify_image(image, full=True)
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        with tarfile.open(part, "w") as tar:
+            for name in (_META, *_FILES):
+                tar.add(image.folder / name, arcname=name, filter=_anonymous)
+        part.replace(file)
+    except OSError as error:
+        raise ImageError(
+            f"{file} cannot be written ({error.strerror or error}).",
+            next_step=f"It takes {image.size_bytes / 1e6:.0f} MB in a folder that you can write.",
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
+    return image
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    member.mode = 0o644
+    return member
+
+
+def import_image(file: Path) -> GuestImage:
+    """Take over an image from a file that :func:`export_image` wrote on another machine.
+
+    Nothing is unpacked by name: the expected files, and only these, are copied and compared with
+    their checksums. Raises ImageError for anything else, for another architecture or recipe.
+    """
+    with interruptible(), locked(lambda text: None):
+        try:
+            with tarfile.open(file, "r:") as tar, workshop() as folder:
+                return _import(tar, folder, file)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise ImageError(
+                f"{file} cannot be imported ({getattr(error, 'strerror', None) or error}).",
+                next_step="Is it complete? Copy it again, or export it again where it came from.",
+            ) from None
+
+
+def _import(tar: tarfile.TarFile, folder: Path, file: Path) -> GuestImage:
+    meta_bytes = _member(tar, _META, file).read(_META_BYTES_MAX)
+    meta = _meta_from(meta_bytes, str(file))
+    arch = debian_arch()
+    if meta["arch"] != arch:
+        raise ImageError(
+            f"{file} is an image for {meta['arch']}, and this machine is {arch}.",
+            next_step=f"Export one on a machine that is {arch}.",
+        )
+    if meta["id"] != recipe_id(arch):
+        raise ImageError(
+            f"{file} was built from another recipe ({meta['id']}, here it is {recipe_id(arch)}).",
+            next_step="Use the same version of rdmalab on both machines.",
+        )
+    require_space(sum(entry["size"] for entry in meta["files"].values()), "Importing the image")
+    result = folder / "result"
+    result.mkdir()
+    (result / _META).write_bytes(meta_bytes)
+    for name in _FILES:
+        with open(result / name, "wb") as out:
+            for chunk in _chunks(_member(tar, name, file), meta["files"][name]["size"]):
+                out.write(chunk)
+    image = GuestImage(meta["id"], arch, result)
+    try:
+        verify_image(image, full=True)
+    except ImageError as error:
+        raise ImageError(f"{file} is damaged: {error.what}") from None
+    return GuestImage(meta["id"], arch, publish(result, meta["id"], folder / "old"))
+
+
+def _member(tar: tarfile.TarFile, name: str, file: Path) -> IO[bytes]:
+    """A regular file of the archive with exactly this name."""
+    found = [member for member in tar.getmembers() if member.name == name]
+    data = tar.extractfile(found[0]) if len(found) == 1 and found[0].isreg() else None
+    if data is None:
+        raise ImageError(
+            f"{file} is no exported guest image (it has no {name}).",
+            next_step="Make one with: rdmalab image export FILE",
+        )
+    return data
+
+
+def _chunks(data: IO[bytes], limit: int | None = None) -> Iterator[bytes]:
+    left = limit
+    while chunk := data.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES)):
+        yield chunk
+        left = None if left is None else left - len(chunk)
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as data:
+        for chunk in _chunks(data):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _meta_from(text: bytes, where: str) -> dict[str, Any]:
+    """image.json, looked at closely enough that the rest can trust its shape."""
+    try:
+        meta = json.loads(text)
+        for name in _FILES:
+            if not (meta["files"][name]["size"] >= 0 and len(meta["files"][name]["sha256"]) == 64):
+                raise ValueError(name)
+        if not all(isinstance(meta[key], str) for key in ("id", "arch", "created", "kernel")):
+            raise ValueError("id")
+    except (ValueError, KeyError, TypeError):
+        raise ImageError(f"image.json of {where} is damaged.", next_step=_REBUILD) from None
+    return dict(meta)
+
+
+def _damaged(image: GuestImage, what: str) -> ImageError:
+    return ImageError(f"The guest image in {image.folder} is damaged: {what}.", next_step=_REBUILD)
