@@ -1,0 +1,318 @@
+"""Process 1 of the guest: builds the hosts, waits to be thawed, serves the lab's controller.
+
+Life of a guest::
+
+    boot -> hosts built, kernels parked -> (snapshot) -> thaw: time, seed, identity, keys -> ready
+
+Before ``ready`` it talks JSON lines over a virtio-serial port whose other end is a socket in the
+lab's 0700 folder. From then on it serves one ROUTER socket with CurveZMQ; its public key, which
+a client must know in order to speak at all, goes out over that port and nowhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import network
+from .network import HostSpec
+
+__all__ = ["CHANNELS", "CONTROL_PORT", "Agent", "main"]
+
+CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+CONTROL_PORT = 7000
+GUEST_ADDRESS = "10.0.2.15"
+PLAN_FILE = Path("/opt/rdmalab/lab.json")
+PORT_NAME = "org.rdmalab.boot"
+MODULES = ("virtio_net", "veth", "bridge", "ib_uverbs", "rdma_rxe", "rdma_ucm")
+RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
+PARKED_DEADLINE_S = 120.0  # a guest that nobody thaws in this time powers itself off
+
+
+@dataclass
+class HostLink:
+    """The agent's side of one host."""
+
+    spec: HostSpec
+    index: int
+    sock: socket.socket
+    listeners: dict[str, socket.socket]
+    state: str = "starting"
+    mtu: int = 0
+    keys: dict[str, str] = field(default_factory=dict)
+    here: dict[str, Any] = field(default_factory=dict)
+
+
+def say(text: str) -> None:
+    """One line on the guest's console, which the controller keeps as a log."""
+    print(f"rdmalab-agent {time.monotonic():7.2f}  {text}", file=sys.__stderr__, flush=True)
+
+
+def power_off(why: str) -> NoReturn:
+    """End the guest; QEMU ends with it."""
+    say(f"power off: {why}")
+    os.sync()
+    ctypes.CDLL(None).reboot(0x4321FEDC)
+    os._exit(1)
+
+
+def set_up_guest() -> None:
+    """The file systems that init left out, cgroup controllers, modules, the guest's own link."""
+    from .hostinit import mount
+
+    for source, target, kind, data in (
+        ("tmpfs", "/run", "tmpfs", "mode=755,size=16m"),
+        ("tmpfs", "/tmp", "tmpfs", "mode=1777,size=64m"),
+        ("cgroup2", "/sys/fs/cgroup", "cgroup2", ""),
+        ("devpts", "/dev/pts", "devpts", "ptmxmode=0666"),
+    ):
+        os.makedirs(target, exist_ok=True)
+        mount(source, target, kind, 0, data)
+    for folder in ("/run/netns", "/home/learner"):
+        os.makedirs(folder, exist_ok=True)
+    Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+pids +memory +rdma")
+    Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
+    Path("/proc/sys/kernel/dmesg_restrict").write_text("0")
+
+
+def connect_guest() -> None:
+    """Load what the hosts need and give the guest its link to QEMU's user network."""
+    network.run(["modprobe", "-a", *MODULES])
+    nic = next(p.name for p in Path("/sys/class/net").iterdir() if p.name != "lo")
+    lines = ["link set lo up", f"addr add {GUEST_ADDRESS}/24 dev {nic}", f"link set {nic} up"]
+    network.run(["ip", "-batch", "-"], lines)
+
+
+def listen(port: int) -> socket.socket:
+    """A listening socket on the guest's own link; hosts cannot reach that address."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((GUEST_ADDRESS, port))
+    sock.listen(64)
+    return sock
+
+
+def open_port() -> Any:
+    """The virtio-serial port to the controller, found by name."""
+    for entry in Path("/sys/class/virtio-ports").iterdir():
+        if (entry / "name").read_text().strip() == PORT_NAME:
+            return os.open(f"/dev/{entry.name}", os.O_RDWR)
+    power_off(f"no virtio port named {PORT_NAME}")
+
+
+def nursery(channel: socket.socket) -> NoReturn:
+    """Import what every kernel needs, once, then fork a host for each order of the agent."""
+    import gc
+
+    import numpy  # noqa: F401
+    import pyverbs.addr
+    import pyverbs.cq
+    import pyverbs.device
+    import pyverbs.mr
+    import pyverbs.pd
+    import pyverbs.qp
+    import pyverbs.wr  # noqa: F401
+
+    from . import hostinit, hostkernel
+
+    hostkernel.warm_up()
+    gc.collect()
+    gc.freeze()
+    channel.send(b"ready")
+    while True:
+        data, fds, _, _ = socket.recv_fds(channel, 65536, 1 + len(CHANNELS))
+        if not data:
+            os._exit(0)
+        order = json.loads(data)
+        socks = [socket.socket(fileno=fd) for fd in fds]
+        listeners = dict(zip(CHANNELS, socks[1:], strict=True))
+        hostinit.become(HostSpec(**order["spec"]), socks[0], listeners, order["peers"])
+        for sock in socks:
+            sock.close()
+
+
+def start_nursery() -> socket.socket:
+    """Fork the nursery; it imports while the agent builds the network."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        try:
+            ours.close()
+            nursery(theirs)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        os._exit(1)
+    theirs.close()
+    return ours
+
+
+def reseed(seed: bytes) -> None:
+    """Credit fresh randomness to the kernel and make its generator use it at once."""
+    with open("/dev/random", "wb") as device:
+        fcntl.ioctl(device, RNDADDENTROPY, struct.pack("ii", 8 * len(seed), len(seed)) + seed)
+        fcntl.ioctl(device, RNDRESEEDCRNG)
+
+
+class Agent:
+    """Process 1 once the guest is set up. ``boot`` builds the hosts, ``serve`` never returns."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.specs = [HostSpec(**facts) for facts in plan["hosts"]]
+        self.hosts: dict[str, HostLink] = {}
+
+    def boot(self) -> None:
+        """Network, devices, hosts; returns when every kernel is parked."""
+        nursery_sock = start_nursery()
+        connect_guest()
+        for command, lines, netns in network.commands(self.specs):
+            network.run(command, lines, netns)
+        say("network and rxe devices are up")
+        if nursery_sock.recv(64) != b"ready":
+            power_off("the nursery died")
+        say("nursery is ready")
+        peers = {spec.name: spec.ip for spec in self.specs}
+        hosts_file = "".join(f"{ip}\t{name}\n" for name, ip in peers.items())
+        Path("/etc/hosts").write_text(f"127.0.0.1\tlocalhost\n{hosts_file}")
+        for index, spec in enumerate(self.specs):
+            self.hosts[spec.name] = self.order_host(nursery_sock, index, spec, peers)
+        for link in self.hosts.values():
+            link.mtu = network.active_mtu(link.spec.device)
+            self.wait_parked(link)
+        nursery_sock.close()
+        say("kernels are parked")
+
+    def order_host(
+        self, nursery_sock: socket.socket, index: int, spec: HostSpec, peers: dict[str, str]
+    ) -> HostLink:
+        """Have the nursery fork one host."""
+        base = CONTROL_PORT + 100 + 10 * index
+        listeners = {name: listen(base + i) for i, name in enumerate(CHANNELS)}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        order = json.dumps({"spec": spec.__dict__, "peers": peers}).encode()
+        fds = [theirs.fileno(), *(sock.fileno() for sock in listeners.values())]
+        socket.send_fds(nursery_sock, [order], fds)
+        theirs.close()
+        return HostLink(spec, index, ours, listeners)
+
+    def wait_parked(self, link: HostLink) -> None:
+        """Follow one host until its kernel waits for keys."""
+        link.sock.settimeout(60)
+        while link.state != "parked":
+            data = link.sock.recv(65536)
+            event = json.loads(data) if data else {"event": "failed", "detail": "host init is gone"}
+            if event["event"] in ("failed", "died"):
+                power_off(f"host {link.spec.name}: {event}")
+            link.state = event["event"]
+        link.sock.settimeout(None)
+
+    def thaw(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Take the lab's identity, time and randomness; open the kernels with fresh keys.
+
+        Returns what the controller must know to speak with them.
+        """
+        import zmq
+
+        time.clock_settime(time.CLOCK_REALTIME, order["time"])
+        reseed(base64.b64decode(order["seed"]))
+        public, secret = zmq.curve_keypair()
+        reply: dict[str, Any] = {"event": "ready", "curve": public.decode(), "port": CONTROL_PORT}
+        reply["hosts"] = []
+        for link in self.hosts.values():
+            self.introduce(link, order)
+        for link in self.hosts.values():
+            self.wait_ready(link)
+            facts = {key: link.here[key] for key in ("name", "ip", "device", "gid", "gid_index", "mtu")}
+            ports = {name: sock.getsockname()[1] for name, sock in link.listeners.items()}
+            kernel = {"key": link.keys["key"], "curve": link.keys["curve_publickey"], "ports": ports}
+            reply["hosts"].append({**facts, "mac": order["macs"][link.spec.name], "kernel": kernel})
+        self.curve = (public, secret)
+        return reply
+
+    def introduce(self, link: HostLink, order: dict[str, Any]) -> None:
+        """Tell one host who it is and give its kernel keys of its own."""
+        import zmq
+
+        spec = link.spec
+        public, secret = zmq.curve_keypair()
+        link.keys = {
+            "key": secrets.token_hex(32),
+            "session": secrets.token_hex(16),
+            "curve_publickey": public.decode(),
+            "curve_secretkey": secret.decode(),
+            "seed": base64.b64encode(os.urandom(32)).decode(),
+        }
+        link.here = {
+            "lab": order["lab"],
+            "name": spec.name,
+            "ip": spec.ip,
+            "device": spec.device,
+            "port": 1,
+            "gid": f"::ffff:{spec.ip}",
+            "gid_index": network.find_gid(spec.device, spec.ip),
+            "mtu": link.mtu,
+            "peers": {other.name: other.ip for other in self.specs},
+        }
+        message = {"op": "kernel", "keys": link.keys, "here": link.here, "mac": order["macs"][spec.name]}
+        link.sock.send(json.dumps(message).encode())
+
+    def wait_ready(self, link: HostLink) -> None:
+        """Follow one host until its kernel serves."""
+        link.sock.settimeout(30)
+        while link.state != "ready":
+            event = json.loads(link.sock.recv(65536))
+            if event["event"] in ("failed", "died"):
+                power_off(f"host {link.spec.name}: {event}")
+            link.state = event["event"]
+        link.sock.settimeout(None)
+
+
+def converse(agent: Agent) -> None:
+    """The conversation over the boot port: parked, thaw, ready, commit.
+
+    The guest powers itself off when the controller goes away in the middle of it, so that an
+    ``rdmalab up`` that is killed leaves no guest behind.
+    """
+    signal.alarm(int(PARKED_DEADLINE_S))
+    port = open_port()
+    os.write(port, json.dumps({"event": "parked"}).encode() + b"\n")
+    with os.fdopen(port, "rb", buffering=0) as lines:
+        reader = iter(lambda: lines.readline(), b"")
+        order = json.loads(next(reader, b"{}"))
+        if order.get("op") != "thaw":
+            power_off("the controller went away before the thaw")
+        reply = agent.thaw(order)
+        os.write(port, json.dumps(reply).encode() + b"\n")
+        if json.loads(next(reader, b"{}")).get("op") != "commit":
+            power_off("the controller went away before the start was complete")
+    signal.alarm(0)
+
+
+def main() -> NoReturn:
+    """Entry point of the guest's process 1."""
+    try:
+        signal.signal(signal.SIGALRM, lambda *_: power_off("nobody thawed this guest"))
+        say("agent starts")
+        set_up_guest()
+        agent = Agent(json.loads(PLAN_FILE.read_text()))
+        agent.boot()
+        converse(agent)
+        from .control import ControlServer
+
+        ControlServer(agent.hosts, agent.curve).serve()
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    subprocess.run(["dmesg"], check=False, timeout=10)
+    power_off("the agent failed")

@@ -1,0 +1,224 @@
+"""A host's Jupyter kernel: started early, bound late.
+
+A kernel is made ready *before* the snapshot of the virtual machine is taken, with its sockets
+open but bound to nothing. After a restore it gets fresh keys, binds and answers at once. So a
+restored lab starts in the time of a few system calls, and no two labs ever share a secret.
+
+The sockets speak CurveZMQ: a client that does not know the kernel's public key (it is in the
+lab's 0700 folder only) can neither run code nor read output, although the port is on loopback.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import signal
+import socket
+import sys
+from typing import Any
+
+import zmq
+from ipykernel.heartbeat import Heartbeat
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelapp import IPKernelApp
+
+__all__ = ["HostKernel", "HostKernelApp", "serve", "warm_up"]
+
+
+class HostKernel(IPythonKernel):
+    """An IPython kernel that also hands plain data in and out (``Host.get`` and ``Host.put``).
+
+    Two more shell messages, ``rdmalab_get_request`` and ``rdmalab_put_request``. Values travel
+    as JSON, bytes as one binary buffer, numpy arrays as a buffer with dtype and shape.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shell_handlers["rdmalab_get_request"] = self.get_request
+        self.shell_handlers["rdmalab_put_request"] = self.put_request
+
+    def get_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Reply with the value of a variable, or say why it cannot travel."""
+        name = parent["content"]["name"]
+        try:
+            content, buffers = pack(self.shell.user_ns[name])
+        except KeyError:
+            content, buffers = refusal("NameError", f"name {name!r} is not defined"), []
+        except (TypeError, ValueError) as error:
+            content, buffers = refusal(type(error).__name__, f"{name}: {error}"), []
+        self._reply(stream, "rdmalab_get_reply", content, parent, ident, buffers)
+
+    def put_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Set a variable in the learner's name space."""
+        content = parent["content"]
+        self.shell.user_ns[content["name"]] = unpack(content, parent["buffers"])
+        self._reply(stream, "rdmalab_put_reply", {"status": "ok"}, parent, ident, [])
+
+    def _reply(
+        self, stream: Any, kind: str, content: Any, parent: Any, ident: Any, buffers: list[Any]
+    ) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.session.send(stream, kind, content, parent, ident, buffers=buffers)
+
+    def do_shutdown(self, restart: bool) -> dict[str, Any]:
+        """A host's kernel is ended by the lab, not by a client."""
+        return {"status": "ok", "restart": restart}
+
+
+def refusal(ename: str, evalue: str) -> dict[str, Any]:
+    """The content of an error reply."""
+    return {"status": "error", "ename": ename, "evalue": evalue, "traceback": []}
+
+
+def pack(value: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Message content and buffers for a value. ``TypeError`` for what is no plain data."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"status": "ok", "kind": "bytes"}, [bytes(value)]
+    if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
+        if value.dtype.hasobject:
+            raise TypeError("numpy arrays of objects do not travel; use numbers or bytes")
+        array = value.copy(order="C")
+        facts = {"dtype": array.dtype.str, "shape": list(array.shape)}
+        return {"status": "ok", "kind": "numpy", **facts}, [array.tobytes()]
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"a {type(value).__name__} does not travel; plain data does "
+            "(numbers, text, lists, dicts, bytes, numpy arrays)"
+        ) from None
+    return {"status": "ok", "kind": "json", "value": json.loads(text)}, []
+
+
+def unpack(content: dict[str, Any], buffers: list[Any]) -> Any:
+    """The value that :func:`pack` packed."""
+    if content["kind"] == "bytes":
+        return bytes(buffers[0])
+    if content["kind"] == "numpy":
+        import numpy
+
+        flat = numpy.frombuffer(bytearray(buffers[0]), dtype=content["dtype"])
+        return flat.reshape(content["shape"])
+    return content["value"]
+
+
+class CurveHeartbeat(Heartbeat):
+    """The heartbeat echo on a socket that is bound with the kernel's keys."""
+
+    def __init__(self, app: HostKernelApp, fd: int) -> None:
+        super().__init__(zmq.Context(), ("tcp", "0.0.0.0", app.hb_port))
+        self.app, self.fd = app, fd
+
+    def _try_bind_socket(self) -> None:
+        self.app.bind_curve(self.socket, self.fd)
+
+
+class HostKernelApp(IPKernelApp):
+    """The kernel application with its sockets left unbound until :meth:`open_for` is called."""
+
+    kernel_class = HostKernel
+    keys: dict[str, str]
+
+    def _bind_socket(self, s: Any, port: int) -> int:
+        return port or 1  # bound later, see open_for
+
+    def init_heartbeat(self) -> None:
+        """Later: the heartbeat's socket needs the keys too."""
+
+    def init_connection_file(self) -> None:
+        """None: the lab knows the keys, and nobody on the host needs them."""
+
+    def write_connection_file(self) -> None:
+        """None, as above."""
+
+    def log_connection_info(self) -> None:
+        """Nothing to say before the keys are there."""
+
+    def init_crash_handler(self) -> None:
+        """Uncaught errors of the kernel itself go to the guest's console."""
+
+    def bind_curve(self, sock: Any, fd: int) -> None:
+        """Bind with CurveZMQ on a listening socket that was made in the guest's namespace."""
+        sock.curve_server = True
+        sock.curve_secretkey = self.keys["curve_secretkey"].encode()
+        sock.curve_publickey = self.keys["curve_publickey"].encode()
+        sock.setsockopt(zmq.USE_FD, fd)
+        sock.bind("tcp://0.0.0.0:1")  # the port is the descriptor's own
+
+    def open_for(self, keys: dict[str, str], fds: dict[str, int]) -> None:
+        """Bind all channels with fresh keys. ``fds``: listening sockets by channel."""
+        self.keys = keys
+        self.session.key = keys["key"].encode()
+        self.session.session = keys["session"]
+        self.bind_curve(self.shell_socket, fds["shell"])
+        self.bind_curve(self.stdin_socket, fds["stdin"])
+        self.bind_curve(self.control_socket, fds["control"])
+        iopub = self.iopub_thread
+        iopub.schedule(lambda: self.bind_curve(iopub.socket, fds["iopub"]))
+        self.heartbeat = CurveHeartbeat(self, fds["hb"])
+        self.heartbeat.start()
+
+
+def warm_up() -> None:
+    """Import in the nursery what a kernel imports late, so that every fork has it already."""
+    import asyncio.selector_events
+    import concurrent.futures.thread
+
+    import comm
+    import IPython.core.completer
+    import IPython.core.magics
+    import pygments.formatters.terminal256
+    import pygments.lexers.python
+    import pygments.styles.default
+    import stack_data
+    import tornado.ioloop
+    import tornado.platform.asyncio  # noqa: F401
+
+    del asyncio, concurrent, comm, IPython, pygments, stack_data, tornado
+
+
+def make_app() -> HostKernelApp:
+    """A kernel, ready but for its sockets' addresses."""
+    app = HostKernelApp.instance()
+    app.config.HistoryManager.enabled = False
+    app.config.InteractiveShell.colors = "Linux"
+    app.config.Session.key = b"unset"
+    app.capture_fd_output = True
+    app.initialize(["kernel", "--quiet"])
+    app.shell.run_cell("1 + 1", silent=True, store_history=False)
+    return app
+
+
+def reseed(seed: str) -> None:
+    """Fresh randomness for this process: every restore starts from the same memory."""
+    random.seed(base64.b64decode(seed) + os.urandom(16))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "big"))
+
+
+def serve(channel: socket.socket, fds: dict[str, int]) -> None:
+    """The kernel process: get ready, say ``parked``, wait for keys, bind, say ``ready``, serve.
+
+    ``channel`` is one end of a socket pair to the host's init; never returns.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    app = make_app()
+    channel.send(b"parked")
+    keys = json.loads(channel.recv(65536) or b"{}")
+    if not keys:
+        os._exit(0)  # the host's init is gone
+    reseed(keys["seed"])
+    app.open_for(keys, fds)
+
+    def say_ready() -> None:
+        channel.send(b"ready")
+        channel.close()
+
+    from tornado.ioloop import IOLoop
+
+    IOLoop.current().add_callback(say_ready)
+    app.start()
+    os._exit(0)

@@ -1,0 +1,329 @@
+"""The ``vm`` backend: one QEMU microVM per lab, restored from a snapshot in about a second.
+
+The first start of a set of hosts boots a guest, lets it build the hosts and park their kernels,
+and saves it. Every start, the first included, then restores that snapshot, gives the guest
+the time, randomness and the lab's identity, and gets back the keys of its kernels.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import qemu, qmp, snapshot
+from .cpio import write_cpio
+from .errors import BackendError
+from .image import GuestImage, build_image, find_image
+from .state import LabState, lab_folder, process_started, write
+from .topology import HostPlan, mac_addresses
+
+__all__ = ["start", "stop"]
+
+CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+CONTROL_PORT = 7000
+BASE_RAM_MIB = 320
+BOOT_S = {"tcg": 180.0, "kvm": 40.0}  # until the kernels are parked
+THAW_S = {"tcg": 60.0, "kvm": 20.0}  # from -incoming until the kernels answer
+Say = Callable[[str], None]
+_children: list[subprocess.Popen[bytes]] = []  # QEMUs of this process, to be collected
+
+
+def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
+    """Bring the hosts up; writes their state file and returns what is in it.
+
+    ``say`` hears what is going on, in short sentences. Raises :class:`BackendError`,
+    :class:`~rdmalab.errors.MachineError` or :class:`~rdmalab.errors.ImageError`; then nothing
+    of the lab is left.
+    """
+    begin = time.monotonic()
+    image = ensure_image(say)
+    machine = plan_machine(image, hosts)
+    files = host_side(hosts)
+    key = snapshot.snapshot_key(image.id, digest(files), machine.describe())
+    folder = fresh_folder(lab)
+    try:
+        saved, damage = snapshot.find(key)
+        if damage:
+            say(f"the saved start of these hosts is damaged ({damage}); making a new one")
+        restored = saved is not None
+        if saved is None:
+            saved = cold_start(folder, machine, image, files, key, say)
+        try:
+            return restore(lab, folder, machine, image, saved, hosts, restored, begin)
+        except BackendError:
+            if not restored:
+                raise
+            say("the saved start of these hosts does not load here; making a new one")
+            snapshot.remove(saved)
+            qmp.end_qemu(folder / "qmp.sock")
+            saved = cold_start(folder, machine, image, files, key, say)
+            return restore(lab, folder, machine, image, saved, hosts, False, begin)
+    except BaseException:
+        stop(lab)
+        raise
+
+
+def stop(lab: str) -> bool:
+    """End the lab's virtual machine and remove its folder. True if there was anything.
+
+    Works with whatever is left of a lab: QEMU is found by the socket that it listens on.
+    """
+    folder = lab_folder(lab)
+    _children[:] = [process for process in _children if process.poll() is None]
+    ended = qmp.end_qemu(folder / "qmp.sock")
+    for pid in strays(folder):
+        ended = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
+    there = folder.exists()
+    shutil.rmtree(folder, ignore_errors=True)
+    return ended or there
+
+
+def strays(folder: Path) -> list[int]:
+    """QEMUs of this user that were started for this folder but listen there no more."""
+    import psutil
+
+    mark = f"path={qemu.escape(folder / 'boot.sock')}"
+    found = []
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        info = process.info
+        if info["uids"] and info["uids"].real == os.getuid():
+            if any(mark in word for word in info["cmdline"] or ()):
+                found.append(process.pid)
+    return found
+
+
+def ensure_image(say: Say) -> GuestImage:
+    """The guest image, built now if it is missing or damaged."""
+    from .errors import ImageError
+
+    try:
+        image = find_image()
+    except ImageError as error:
+        say(error.what)
+        image = None
+    if image is None:
+        say("building the guest image (once, about a minute)")
+        image = build_image(on_step=lambda step: say(f"{step.name}: {step.detail}"))
+    return image
+
+
+def plan_machine(image: GuestImage, hosts: list[HostPlan]) -> qemu.Machine:
+    """The virtual machine for these hosts."""
+    found = qemu.find_qemu()
+    accel = qemu.choose_accel(image, found)
+    ram = BASE_RAM_MIB + sum(host.memory_mib for host in hosts)
+    ports = [CONTROL_PORT]
+    ports += [CONTROL_PORT + 100 + 10 * i + c for i in range(len(hosts)) for c in range(len(CHANNELS))]
+    return qemu.Machine(found, accel, qemu.cpus(), ram, tuple(ports))
+
+
+def host_side(hosts: list[HostPlan]) -> dict[str, bytes]:
+    """The files laid over the guest's root at boot: the host side of this package, the plan."""
+    source = Path(__file__).parent / "hostside"
+    files = {}
+    for file in sorted(source.glob("*.py")):
+        folder = "opt/rdmalab" if file.name == "boot.py" else "opt/rdmalab/rdmalab"
+        files[f"overlay/{folder}/{file.name}"] = file.read_bytes()
+    macs = mac_addresses("", "", [host.name for host in hosts])
+    plan = {"hosts": [host.for_guest(macs[host.name]) for host in hosts]}
+    files["overlay/opt/rdmalab/lab.json"] = json.dumps(plan).encode()
+    return files
+
+
+def digest(files: dict[str, bytes]) -> str:
+    """One checksum over names and contents."""
+    total = hashlib.sha256()
+    for name, data in files.items():
+        total.update(f"{name}\0{len(data)}\0".encode() + data)
+    return total.hexdigest()
+
+
+def fresh_folder(lab: str) -> Path:
+    """The lab's folder, empty, with nothing of an earlier start running in it."""
+    stop(lab)
+    folder = lab_folder(lab)
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
+
+
+def cold_start(
+    folder: Path,
+    machine: qemu.Machine,
+    image: GuestImage,
+    files: dict[str, bytes],
+    key: str,
+    say: Say,
+) -> snapshot.Snapshot:
+    """Boot a guest until its kernels are parked, save it, end it."""
+    how = machine.accel
+    say(f"first start of these hosts: booting a guest under {how.name} ({how.why})")
+    with snapshot.make(machine.ram_mib) as new:
+        initrd = new.folder / "initrd"
+        initrd.write_bytes(image.initrd.read_bytes() + write_cpio(files))
+        line = qemu.command(machine, image, folder, initrd, new.ram, restore=False)
+        with launched(folder, line) as boot:
+            event = boot.read(BOOT_S[how.name], say)
+            if event.get("event") != "parked":
+                raise BackendError(f"The guest says {event} instead of being ready.")
+            say("the hosts are built; saving this moment for the next starts")
+            with qmp.monitor(folder / "qmp.sock") as monitor:
+                qmp.migrate_out(monitor, new.state)
+        qmp.end_qemu(folder / "qmp.sock")
+        initrd.unlink()
+        return snapshot.publish(new, key)
+
+
+def restore(
+    lab: str,
+    folder: Path,
+    machine: qemu.Machine,
+    image: GuestImage,
+    saved: snapshot.Snapshot,
+    hosts: list[HostPlan],
+    restored: bool,
+    begin: float,
+) -> LabState:
+    """Start QEMU from a snapshot and make the guest this lab's; writes and returns the state.
+
+    ``restored`` and ``begin`` are facts about the whole start, for the state.
+    """
+    line = qemu.command(machine, image, folder, image.initrd, saved.ram, restore=True)
+    with launched(folder, line) as boot:
+        with qmp.monitor(folder / "qmp.sock") as monitor:
+            qmp.migrate_in(monitor, saved.state)
+            macs = mac_addresses(str(os.getuid()), lab, [host.name for host in hosts])
+            seed = base64.b64encode(secrets.token_bytes(64)).decode()
+            boot.send({"op": "thaw", "lab": lab, "time": time.time(), "seed": seed, "macs": macs})
+            ports = qmp.forwards(monitor)
+            event = boot.read(THAW_S[machine.accel.name], lambda _: None)
+        if event.get("event") != "ready":
+            raise BackendError(f"The guest says {event} instead of being ready.")
+        for host in event["hosts"]:
+            host["kernel"]["ports"] = {n: ports[p] for n, p in host["kernel"]["ports"].items()}
+        state = LabState(
+            lab=lab,
+            backend="vm",
+            accel=machine.accel.name,
+            accel_why=machine.accel.why,
+            restored=restored,
+            ready_s=round(time.monotonic() - begin, 2),
+            pid=boot.pid,
+            started=process_started(boot.pid) or 0.0,
+            hosts=event["hosts"],
+            control={"port": ports[event["port"]], "curve": event["curve"]},
+        )
+        write(state)
+        boot.send({"op": "commit"})
+    return state
+
+
+class BootPort:
+    """The conversation with a guest that is being started, in JSON lines."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.sock, self.process, self.folder = sock, process, folder
+        self.pid = process.pid
+        self.buffer = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """One message to the guest."""
+        self.sock.settimeout(5)
+        self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self, deadline_s: float, say: Say) -> dict[str, Any]:
+        """The guest's next message. :class:`BackendError` with its console if it does not come."""
+        begin = time.monotonic()
+        told = 0
+        while b"\n" not in self.buffer:
+            waited = time.monotonic() - begin
+            if waited // 10 > told:
+                told = int(waited // 10)
+                say(f"still starting ({waited:.0f} s; at most {deadline_s:.0f} s)")
+            if waited > deadline_s:
+                raise self.failure(f"did not answer in {deadline_s:.0f} s")
+            self.sock.settimeout(0.5)
+            try:
+                data = self.sock.recv(65536)
+            except TimeoutError:
+                continue
+            if not data:
+                raise self.failure("ended before it was ready")
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def failure(self, what: str) -> BackendError:
+        """Why the guest is no more, with the last words of QEMU and of the guest."""
+        words = []
+        for name in ("qemu.log", "console.log"):
+            with contextlib.suppress(OSError):
+                lines = (self.folder / name).read_text(errors="replace").strip().splitlines()
+                words += [f"  {name}: {text[:200]}" for text in lines[-12:]]
+        shown = "\n".join(["", *words, ""]) if words else " "
+        return BackendError(f"The guest {what}.{shown}", next_step="rdmalab doctor looks for a cause.")
+
+
+@contextlib.contextmanager
+def launched(folder: Path, line: list[str]) -> Iterator[BootPort]:
+    """Start QEMU and accept its boot port. The port is closed at the end; QEMU runs on."""
+    path = folder / "boot.sock"
+    path.unlink(missing_ok=True)
+    (folder / "qmp.sock").unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(1)
+        with open(folder / "qemu.log", "wb") as log:
+            log.write((qemu.shown(line) + "\n").encode())
+            log.flush()
+            process = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"},
+            )
+        _children.append(process)
+        server.settimeout(0.2)
+        sock = accept(server, process, folder)
+        with contextlib.closing(sock):
+            wait_listening(folder / "qmp.sock", process, sock, folder)
+            yield BootPort(sock, process, folder)
+
+
+def accept(server: socket.socket, process: subprocess.Popen[bytes], folder: Path) -> socket.socket:
+    """QEMU's connection to the boot port, made as soon as it has read its command line."""
+    end = time.monotonic() + 20
+    while True:
+        try:
+            return server.accept()[0]
+        except TimeoutError:
+            ended = process.poll() is not None
+        if ended or time.monotonic() > end:
+            raise BootPort(server, process, folder).failure("could not be started by QEMU")
+
+
+def wait_listening(
+    path: Path, process: subprocess.Popen[bytes], sock: socket.socket, folder: Path
+) -> None:
+    """Until QEMU's monitor is there; it is made before the boot port or just after."""
+    end = time.monotonic() + 20
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > end:
+            raise BootPort(sock, process, folder).failure("could not be started by QEMU")
+        time.sleep(0.002)
