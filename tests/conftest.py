@@ -8,9 +8,14 @@ missing part: ``@pytest.mark.may_skip("only on arm64")``.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
+
+# A shell that starts us in the background has SIGINT ignored, and so would everything that the
+# tests start and then interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRE_ALL = os.environ.get("RDMALAB_REQUIRE_ALL", "") not in ("", "0")
 

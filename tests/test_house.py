@@ -32,7 +32,8 @@ ORDER: dict[str, tuple[str, ...]] = {
     "rdmalab": (
         "errors paths cpio topology qpstate",  # pure data, and where files live
         "doctor",  # runs before anything is installed
-        "recipe builder shelf image qmp snapshot microvm containers local",  # where hosts live
+        "recipe manifest leash builder shelf image",  # what hosts boot from
+        "state qemu qmp snapshot microvm remote containers local",  # where hosts live
         "wire kernels faults capture lab magics",  # what a notebook talks to, what it does to links
         "view",  # pictures
         "grading selftest bench cli",  # the other ways in
@@ -54,7 +55,7 @@ ORDER: dict[str, tuple[str, ...]] = {
 # An import against that order, with the reason why it stays.
 ORDER_EXCEPTIONS: dict[tuple[str, str], str] = {
     ("doctor", "image"): "reports whether the image is there; imported only when asked",
-    ("doctor", "microvm"): "reports its proof of KVM; imported only when asked, works without",
+    ("doctor", "qemu"): "reports its proof of KVM; imported only when asked, works without",
 }
 
 # Third-party packages that belong to one room only.
@@ -357,11 +358,3 @@ def test_committed_notebooks_carry_no_results() -> None:
         for number, cell in enumerate(notebook["cells"]):
             assert not cell.get("outputs"), f"{path}, cell {number} has outputs"
             assert cell.get("execution_count") is None, f"{path}, cell {number} has a count"
-
-
-def test_the_version_is_said_once() -> None:
-    import importlib.metadata
-
-    import rdmalab
-
-    assert rdmalab.__version__ == importlib.metadata.version("rdmalab")

@@ -49,7 +49,7 @@ def run_checks(
         machine.arch,
         lambda: software.system_packages(test),
         software.qemu,
-        lambda: kvm.check_device(root / "dev/kvm"),
+        lambda: kvm.check(root),
         lambda: machine.memory(root),
         machine.disk,
         machine.memlock,

@@ -15,9 +15,10 @@ import os
 import stat
 from pathlib import Path
 
-from .machine import Check, user_name
+from ..errors import RdmalabError
+from .machine import ROOT, Check, user_name
 
-__all__ = ["check_device"]
+__all__ = ["check", "check_device"]
 
 # /usr/include/linux/kvm.h: _IO(0xAE, n)
 KVM_GET_API_VERSION = 0xAE00
@@ -25,6 +26,37 @@ KVM_CREATE_VM = 0xAE01
 KVM_API_VERSION = 12
 
 EMULATION = "so hosts run under emulation (slower, but all works)"
+
+
+def check(root: Path = ROOT) -> Check:
+    """The device, and then the proof by a trial boot where there is an image to boot."""
+    chosen = os.environ.get("RDMALAB_ACCEL", "")
+    if chosen in ("tcg", "kvm"):
+        return Check("kvm", "ok", f"not looked at: RDMALAB_ACCEL={chosen}", code="kvm_overridden")
+    device = check_device(root / "dev/kvm")
+    if device.status != "ok" or root != ROOT:
+        return device
+    return _proof() or device
+
+
+def _proof() -> Check | None:
+    """What a trial boot says (seconds the first time, then remembered); None without an image.
+
+    The microVM's modules stand above the doctor: they are imported only here, when asked.
+    """
+    try:
+        from .. import image, qemu
+
+        found = image.find_image()
+        if found is None:
+            return None
+        verdict = qemu.kvm_verdict(found, qemu.find_qemu())
+    except (ImportError, OSError, RdmalabError):
+        return None  # the checks of QEMU and of the image say why
+    if verdict.name == "kvm":
+        return Check("kvm", "ok", f"KVM works: {verdict.why}", code="kvm_ok")
+    step = "Nothing here: a guest does not run under this machine's KVM, and does without it."
+    return Check("kvm", "warn", f"{verdict.why}, {EMULATION}", step, "kvm_hangs")
 
 
 def check_device(node: Path = Path("/dev/kvm")) -> Check:

@@ -110,8 +110,8 @@ MANAGERS: dict[str, tuple[str, ...]] = {
 
 
 def qemu_program() -> str:
-    """The name of the QEMU program that emulates this machine's own architecture."""
-    return NEEDS[0].probe
+    """The QEMU that emulates this machine's own architecture; RDMALAB_QEMU names another one."""
+    return os.environ.get("RDMALAB_QEMU") or NEEDS[0].probe
 
 
 def install_command(manager: str, packages: Iterable[str]) -> list[str]:
@@ -129,7 +129,8 @@ def names_for(manager: str, needs: Iterable[Need]) -> list[str]:
 def missing(test: bool = False) -> list[Need]:
     """What this machine lacks to build the image and start hosts, and with ``test`` to test."""
     needs = [need for need in NEEDS if test or need.kind != "test"]
-    return [need for need in needs if not present(need.probe)]
+    probes = {need: need.probe for need in needs} | {NEEDS[0]: qemu_program()}
+    return [need for need, probe in probes.items() if not present(probe)]
 
 
 def present(probe: str) -> bool:

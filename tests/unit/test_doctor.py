@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pytest
 
-from rdmalab import doctor
+from rdmalab import doctor, qemu
 from rdmalab.doctor import Check, devices, kvm, machine, packages, software
 from rdmalab.doctor.__main__ import main
-from rdmalab.errors import ImageError
+from rdmalab.errors import ImageError, MachineError
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
@@ -155,6 +155,38 @@ def test_kvm_is_asked_for_its_version_and_a_machine(
     assert (kvm.KVM_CREATE_VM in asked) == (version == 12)
     if code == "kvm_unproved":
         assert "rdmalab up" in check.detail, "an open device is no proof, and says so"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [
+        (("kvm", "a trial boot succeeded"), "kvm_ok"),
+        (("tcg", "a trial guest did not come up in 8 s"), "kvm_hangs"),
+        (MachineError("no QEMU"), "kvm_unproved"),
+    ],
+)
+def test_b59_the_trial_boot_has_the_last_word(
+    verdict: tuple[str, str] | MachineError, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that makes virtual machines may still hang every guest."""
+
+    def kvm_verdict(image: object, program: object) -> qemu.Accel:
+        if isinstance(verdict, MachineError):
+            raise verdict
+        return qemu.Accel(*verdict)
+
+    monkeypatch.delenv("RDMALAB_ACCEL", raising=False)
+    monkeypatch.setattr(
+        kvm, "check_device", lambda node: Check("kvm", "ok", "x", code="kvm_unproved")
+    )
+    monkeypatch.setattr("rdmalab.image.find_image", lambda: "an image")
+    monkeypatch.setattr(qemu, "find_qemu", lambda: "a program")
+    monkeypatch.setattr(qemu, "kvm_verdict", kvm_verdict)
+    assert kvm.check().code == code
+    monkeypatch.setattr("rdmalab.image.find_image", lambda: None)
+    assert kvm.check().code == "kvm_unproved"
+    monkeypatch.setenv("RDMALAB_ACCEL", "tcg")
+    assert kvm.check().code == "kvm_overridden"
 
 
 # ---------------------------------------------------------------- the kernel module rdma_rxe
@@ -525,6 +557,13 @@ def test_arch_says_what_was_tested(name: str, status: str) -> None:
 def test_qemu_is_started_not_only_found(programs: Path, body: str, code: str) -> None:
     script(programs / packages.qemu_program(), body)
     assert software.qemu().code == code
+
+
+def test_another_qemu_can_be_named(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = script(programs / "my-qemu", "echo 'QEMU emulator version 9.9.9'")
+    monkeypatch.setenv("RDMALAB_QEMU", str(named))
+    assert "9.9.9" in software.qemu().detail
+    assert packages.NEEDS[0] not in packages.missing()
 
 
 def test_no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
