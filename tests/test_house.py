@@ -69,6 +69,16 @@ ONLY_IN = {
 # Runs with a bare Python, before pip has installed anything.
 STANDARD_LIBRARY_ONLY = ("errors", "paths", "doctor/", "__init__")
 
+# Whose package on the index brings a module of another name (or brings it along).
+BROUGHT_BY = {
+    "IPython": "ipykernel",
+    "nbformat": "nbclient",
+    "qemu": "qemu.qmp",
+    "tornado": "jupyterlab",
+    "traitlets": "ipykernel",
+    "zmq": "pyzmq",
+}
+
 # The two halves meet only in pure data: no module of the controller imports the hosts' side, and
 # the hosts' side imports nothing of the controller.
 NOT_BY_IMPORT = "hostside"
@@ -277,6 +287,19 @@ def test_what_runs_before_pip_needs_only_the_standard_library(path: Path) -> Non
         if (top := name.split(".")[0]) not in {*sys.stdlib_module_names, "rdmalab"}
     }
     assert not foreign, f"{name_of(path)} imports {foreign}"
+
+
+@every_module
+def test_every_library_is_declared(path: Path) -> None:
+    """What the controller imports, pip has installed because pyproject.toml asks for it."""
+    if name_of(path).startswith("hostside/"):
+        return  # the guest's packages are Debian's: guest/packages.txt
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("\n[tool")[0]
+    names = {name.lower() for name in re.findall(r'"([\w.-]+)[<>=]', declared)}
+    for name in imports(path):
+        top = name.split(".")[0]
+        if top not in {*sys.stdlib_module_names, "rdmalab"}:
+            assert BROUGHT_BY.get(top, top).lower() in names, f"{top} is not in pyproject.toml"
 
 
 # ---------------------------------------------------------------- the facade
