@@ -66,7 +66,7 @@ lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy --python-version 3.13 rdmalab/hostside/*.py  # the guest's Python
+	@$(BIN)/mypy --config-file .ci/mypy-hostside.ini rdmalab/hostside/*.py
 
 clean:
 	@if [ -x $(BIN)/rdmalab ]; then $(BIN)/rdmalab down --all; fi
