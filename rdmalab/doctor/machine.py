@@ -166,7 +166,7 @@ def user_namespaces(root: Path = ROOT) -> Check:
     """May this user make the namespaces in which an image is built without root?"""
     if os.geteuid() == 0:
         return Check("userns", "ok", "not needed by root to build the image", code="userns_ok")
-    slower = "so the image is built another way (fakechroot)"
+    slower = "so the image is built another way"
     forbidding = {
         "kernel/unprivileged_userns_clone": "0",
         "user/max_user_namespaces": "0",
