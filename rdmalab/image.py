@@ -15,21 +15,17 @@ compared with what was seen when their checksums were last right, and else check
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
-import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from . import recipe
 from .builder import BuildFailed, Progress, Step, build_files
 from .cpio import write_cpio
 from .doctor.packages import NEEDS, present
 from .errors import ImageError
+from .manifest import FILES, META, REBUILD, GuestImage, chunks, complete, meta_from, verify_image
 from .recipe import ARCHES, Mirror, debian_arch, likely_cause, mirror_in, recipe_id
 from .shelf import images_dir, interruptible, keep_log, locked, publish, require_space, workshop
 
@@ -46,50 +42,8 @@ __all__ = [
     "write_cpio",
 ]
 
-_FILES = ("vmlinuz", "initrd", "root.erofs", "packages.list")
-_META = "image.json"
-_STAMP = "verified.json"
 _META_BYTES_MAX = 1_000_000
 _BUILD_BYTES = 1_500_000_000  # measured peak, rounded up
-_CHUNK_BYTES = 1 << 20
-_REBUILD = "Build it again: rdmalab image build"
-
-
-@dataclass(frozen=True)
-class GuestImage:
-    """A complete image: its id, Debian architecture and folder; what is in it, see ``meta``."""
-
-    id: str
-    arch: str
-    folder: Path
-
-    @property
-    def kernel(self) -> Path:
-        """The kernel for QEMU's ``-kernel``."""
-        return self.folder / "vmlinuz"
-
-    @property
-    def initrd(self) -> Path:
-        """The initrd; a second cpio archive may be appended (:func:`write_cpio`)."""
-        return self.folder / "initrd"
-
-    @property
-    def root(self) -> Path:
-        """The read-only root file system (erofs), the guest's /dev/vda."""
-        return self.folder / "root.erofs"
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """What image.json says: id, arch, created, kernel, recipe, files. Raises ImageError."""
-        try:
-            return _meta_from((self.folder / _META).read_bytes(), str(self.folder))
-        except OSError as error:
-            raise _damaged(self, f"image.json cannot be read ({error.strerror})") from None
-
-    @property
-    def size_bytes(self) -> int:
-        """All its files together, in bytes. Raises ImageError."""
-        return sum(file["size"] for file in self.meta["files"].values())
 
 
 def build_requirements() -> dict[str, str]:
@@ -108,41 +62,6 @@ def find_image(arch: str | None = None) -> GuestImage | None:
         return None
     verify_image(image, full=False)
     return image
-
-
-def verify_image(image: GuestImage, *, full: bool) -> None:
-    """Raise ImageError, saying what is damaged, unless the image is what was once made.
-
-    Without ``full`` files that have not changed (size, time, inode) since their checksums were
-    last right are not read again: milliseconds instead of most of a second.
-    """
-    files = image.meta["files"]
-    if image.meta["id"] != image.id or image.meta["arch"] != image.arch:
-        raise _damaged(image, "image.json is of another image")
-    seen = {}
-    for name in _FILES:
-        try:
-            info = (image.folder / name).stat()
-        except OSError as error:
-            raise _damaged(image, f"{name} cannot be read ({error.strerror})") from None
-        if info.st_size != files[name]["size"]:
-            wanted = files[name]["size"]
-            raise _damaged(image, f"{name} has {info.st_size} bytes instead of {wanted}")
-        seen[name] = [info.st_size, info.st_mtime_ns, info.st_ino]
-    if not full and _read_stamp(image) == seen:
-        return
-    for name in _FILES:
-        if _sha256(image.folder / name) != files[name]["sha256"]:
-            raise _damaged(image, f"the checksum of {name} is wrong")
-    with contextlib.suppress(OSError):  # a full disk costs time at the next look, nothing else
-        (image.folder / _STAMP).write_text(json.dumps(seen))
-
-
-def _read_stamp(image: GuestImage) -> object:
-    try:
-        return json.loads((image.folder / _STAMP).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def build_image(
@@ -183,7 +102,7 @@ def _build(arch: str, progress: Progress) -> GuestImage:
         with workshop() as folder:
             kernel = build_files(folder, arch, _mirror(), progress)
             progress.report("check", "checksums", 0.98)
-            image = _complete(folder / "result", arch, kernel)
+            image = complete(folder / "result", arch, kernel)
             image = GuestImage(image.id, arch, publish(image.folder, image.id, folder / "old"))
     except BuildFailed as error:
         cause, next_step = likely_cause(error.log)
@@ -200,26 +119,6 @@ def _build(arch: str, progress: Progress) -> GuestImage:
             next_step=likely_cause(str(error))[1],
         ) from None
     progress.report("check", "done", 1.0)
-    return image
-
-
-def _complete(folder: Path, arch: str, kernel: str) -> GuestImage:
-    """Add image.json to the files in ``folder`` and verify the whole."""
-    files = {
-        name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
-        for name in _FILES
-    }
-    meta = {
-        "id": recipe_id(arch),
-        "arch": arch,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "kernel": kernel,
-        "recipe": recipe.RECIPE_VERSION,
-        "files": files,
-    }
-    (folder / _META).write_text(json.dumps(meta, indent=1) + "\n")
-    image = GuestImage(recipe_id(arch), arch, folder)
-    verify_image(image, full=True)
     return image
 
 
@@ -262,12 +161,12 @@ def export_image(file: Path, *, arch: str | None = None) -> GuestImage:
     """
     image = find_image(arch)
     if image is None:
-        raise ImageError("There is no guest image to export yet.", next_step=_REBUILD)
+        raise ImageError("There is no guest image to export yet.", next_step=REBUILD)
     verify_image(image, full=True)
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with tarfile.open(part, "w") as tar:
-            for name in (_META, *_FILES):
+            for name in (META, *FILES):
                 tar.add(image.folder / name, arcname=name, filter=_anonymous)
         part.replace(file)
     except OSError as error:
@@ -305,8 +204,8 @@ def import_image(file: Path) -> GuestImage:
 
 
 def _import(tar: tarfile.TarFile, folder: Path, file: Path) -> GuestImage:
-    meta_bytes = _member(tar, _META, file).read(_META_BYTES_MAX)
-    meta = _meta_from(meta_bytes, str(file))
+    meta_bytes = _member(tar, META, file).read(_META_BYTES_MAX)
+    meta = meta_from(meta_bytes, str(file))
     arch = debian_arch()
     if meta["arch"] != arch:
         raise ImageError(
@@ -321,10 +220,10 @@ def _import(tar: tarfile.TarFile, folder: Path, file: Path) -> GuestImage:
     require_space(sum(entry["size"] for entry in meta["files"].values()), "Importing the image")
     result = folder / "result"
     result.mkdir()
-    (result / _META).write_bytes(meta_bytes)
-    for name in _FILES:
+    (result / META).write_bytes(meta_bytes)
+    for name in FILES:
         with open(result / name, "wb") as out:
-            for chunk in _chunks(_member(tar, name, file), meta["files"][name]["size"]):
+            for chunk in chunks(_member(tar, name, file), meta["files"][name]["size"]):
                 out.write(chunk)
     image = GuestImage(meta["id"], arch, result)
     try:
@@ -344,36 +243,3 @@ def _member(tar: tarfile.TarFile, name: str, file: Path) -> IO[bytes]:
             next_step="Make one with: rdmalab image export FILE",
         )
     return data
-
-
-def _chunks(data: IO[bytes], limit: int | None = None) -> Iterator[bytes]:
-    left = limit
-    while chunk := data.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES)):
-        yield chunk
-        left = None if left is None else left - len(chunk)
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as data:
-        for chunk in _chunks(data):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _meta_from(text: bytes, where: str) -> dict[str, Any]:
-    """image.json, looked at closely enough that the rest can trust its shape."""
-    try:
-        meta = json.loads(text)
-        for name in _FILES:
-            if not (meta["files"][name]["size"] >= 0 and len(meta["files"][name]["sha256"]) == 64):
-                raise ValueError(name)
-        if not all(isinstance(meta[key], str) for key in ("id", "arch", "created", "kernel")):
-            raise ValueError("id")
-    except (ValueError, KeyError, TypeError):
-        raise ImageError(f"image.json of {where} is damaged.", next_step=_REBUILD) from None
-    return dict(meta)
-
-
-def _damaged(image: GuestImage, what: str) -> ImageError:
-    return ImageError(f"The guest image in {image.folder} is damaged: {what}.", next_step=_REBUILD)

@@ -71,13 +71,14 @@ EROFS_OPTIONS = (
 # Left out of the root: device nodes (an ordinary user cannot make them), what names the mirror.
 TAR_EXCLUDE = ("./dev/*", "./etc/apt", "./var/lib/apt", "./var/cache/*", "./var/log/*")
 
-# What a finished root must hold; looked for before it is packed, so that a list that has lost
-# a line fails the build and not a lab.
+# What a finished root must hold (patterns); looked for before it is packed, so that a list that has
+# lost a line fails the build and not a lab.
 REQUIRED = (
     "usr/bin/ib_send_lat",
     "usr/bin/rdma",
     "usr/bin/tcpdump",
-    "usr/lib/python3/dist-packages/ipykernel/__init__.py",
+    "usr/lib/python3/dist-packages/ipykernel/__pycache__/kernelapp.*.pyc",
+    "usr/lib/python3.*/asyncio/__pycache__/__init__.*.pyc",
     "usr/lib/python3/dist-packages/pyverbs/__init__.py",
     "usr/share/doc/rdma-core/tests/base.py",
 )
@@ -132,15 +133,18 @@ def names_in(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def mmdebstrap_command(target: Path, arch: str, mode: str) -> list[str]:
-    """Makes the guest's root as the tar file ``target``; ``mode`` as in mmdebstrap(1).
+def mmdebstrap_command(target: Path, guest: Path, arch: str, mode: str) -> list[str]:
+    """Makes the guest's root as the tar file ``target``, by the recipe's files in ``guest``.
+
+    ``mode`` is mmdebstrap's (root, unshare, fakechroot); it should run with the variables of
+    :func:`hook_environment`.
 
     /sys is not mounted in the new root (a user namespace may not, and nothing there needs it).
     apt fetches as root: its own user could not enter the cache folder, which is 0700.
     """
     command = ["mmdebstrap", f"--mode={mode}", "--variant=essential", "--format=tar", "--verbose"]
     command += [f"--architectures={arch}", "--skip=chroot/mount/sys"]
-    command += ["--include=" + ",".join(names_in((GUEST / "packages.txt").read_text()))]
+    command += ["--include=" + ",".join(names_in((guest / "packages.txt").read_text()))]
     for option in (
         'Apt::Install-Recommends "false"',
         'Apt::Sandbox::User "root"',
@@ -149,19 +153,19 @@ def mmdebstrap_command(target: Path, arch: str, mode: str) -> list[str]:
         'Acquire::https::Timeout "30"',
     ):
         command.append(f"--aptopt={option}")
-    for pattern in names_in((GUEST / "exclude.txt").read_text()):
+    for pattern in names_in((guest / "exclude.txt").read_text()):
         kind = "include" if pattern.startswith("!") else "exclude"
         command.append(f"--dpkgopt=path-{kind}={pattern.removeprefix('!')}")
     for hook in ("setup", "customize"):
-        script = shlex.quote(str(GUEST / f"hook-{hook}.sh"))
+        script = shlex.quote(str(guest / f"hook-{hook}.sh"))
         command.append(f'--{hook}-hook=sh {script} "$1"')
     return [*command, SUITE, str(target)]
 
 
-def hook_environment(arch: str, mirror: Mirror) -> dict[str, str]:
+def hook_environment(guest: Path, arch: str, mirror: Mirror) -> dict[str, str]:
     """What the two hooks read from their environment."""
     return {
-        "RDMALAB_GUEST": str(GUEST),
+        "RDMALAB_GUEST": str(guest),
         "RDMALAB_ARCH": arch,
         "RDMALAB_SUITE": SUITE,
         "RDMALAB_KERNEL_SUITE": KERNEL_SUITE,
@@ -178,7 +182,7 @@ def extract_command(archive: Path, folder: Path) -> list[str]:
 
 def erofs_command(target: Path, folder: Path) -> list[str]:
     """Packs the folder as a read-only file system in which everything belongs to root."""
-    return ["mkfs.erofs", *EROFS_OPTIONS, str(target), str(folder)]
+    return ["mkfs.erofs", "--quiet", *EROFS_OPTIONS, str(target), str(folder)]
 
 
 def initrd_modules(modules_dep: str, wanted: Iterable[str]) -> list[str]:

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from .builder import remove_tree
+from .builder import ELSEWHERE_PREFIX
 from .errors import ImageError
+from .leash import MMDEBSTRAP, USER_NAMESPACE, leashed, run
 from .paths import cache_dir
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
 
 _LOCK_DEADLINE_S = 3600.0  # a build on a slow network
 _LOCK_POLL_S = 0.2
+_REMOVE_DEADLINE_S = 10.0
 _LOGS_KEPT = 10
 _WORKSHOP_PREFIX = ".build-"
 
@@ -84,13 +86,46 @@ def workshop() -> Iterator[Path]:
     Only for the holder of the lock: what earlier builds left behind, killed in the middle, goes.
     """
     for stale in images_dir().glob(_WORKSHOP_PREFIX + "*"):
-        remove_tree(stale)
+        _remove_workshop(stale)
     folder = Path(tempfile.mkdtemp(prefix=_WORKSHOP_PREFIX, dir=images_dir()))
     try:
         yield folder
     finally:
         with _undisturbed():
-            remove_tree(folder)
+            _remove_workshop(folder)
+
+
+def _remove_workshop(folder: Path) -> None:
+    """Remove a workshop, and where its builder worked elsewhere (see ``builder``)."""
+    elsewhere = folder / "elsewhere"
+    if elsewhere.is_symlink():
+        scratch = Path(os.readlink(elsewhere))
+        if scratch.name.startswith(ELSEWHERE_PREFIX) and scratch.is_dir():
+            _remove_tree(scratch)
+    _remove_tree(folder)
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder, also files in it that belong to ids of a user namespace of ours.
+
+    Tries for 10 s, as ended programs may still be on their way out. Raises OSError if it stays.
+    """
+    deadline = time.monotonic() + _REMOVE_DEADLINE_S
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        for way in (USER_NAMESPACE, MMDEBSTRAP) if os.geteuid() != 0 and folder.exists() else ():
+            inner = [str(path) for path in folder.iterdir()]
+            with contextlib.suppress(OSError, TimeoutError):
+                run(leashed([*way.helper, "rm", "-rf", *inner]), _ignore, _REMOVE_DEADLINE_S)
+        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            if time.monotonic() > deadline:
+                raise OSError(f"cannot remove {folder}")
+            time.sleep(0.1)
+
+
+def _ignore(line: str) -> None:
+    pass
 
 
 def publish(result: Path, image_id: str, aside: Path) -> Path:

@@ -28,3 +28,13 @@ fi
 sed -n "1s| $RDMALAB_SUITE | $RDMALAB_KERNEL_SUITE |p" "$sources" \
     > "$1/etc/apt/sources.list.d/kernel.list"
 cat "$sources" "$1/etc/apt/sources.list.d/kernel.list"
+
+# fakechroot does not translate where programs of systemd look for their common library (RUNPATH).
+# mmdebstrap makes a library path of the folders named here, if they exist already.
+if [ "$MMDEBSTRAP_MODE" = fakechroot ]; then
+    mkdir -p "$1/etc/ld.so.conf.d"
+    for machine in x86_64 aarch64; do
+        mkdir -p "$1/usr/lib/$machine-linux-gnu/systemd"
+        echo "/usr/lib/$machine-linux-gnu/systemd"
+    done > "$1/etc/ld.so.conf.d/rdmalab-fakechroot.conf"
+fi

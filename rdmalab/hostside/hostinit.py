@@ -164,6 +164,7 @@ class HostInit:
         Path("/proc/self/oom_score_adj").write_text("-1000")
         mount("none", "/", "", MS_REC | MS_PRIVATE)
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
         mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
         self.make_dev()
         for target, mode in (("/tmp", "1777"), ("/run", "755"), ("/var/tmp", "1777")):

@@ -24,7 +24,12 @@ from ipykernel.heartbeat import Heartbeat
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 
+from .values import pack, refusal, unpack
+
 __all__ = ["HostKernel", "HostKernelApp", "serve", "warm_up"]
+
+
+OUTPUT_HIGH_WATER = 20_000  # messages of output that may wait for a slow reader before some are lost
 
 
 class HostKernel(IPythonKernel):
@@ -66,43 +71,6 @@ class HostKernel(IPythonKernel):
     def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """A host's kernel is ended by the lab, not by a client."""
         return {"status": "ok", "restart": restart}
-
-
-def refusal(ename: str, evalue: str) -> dict[str, Any]:
-    """The content of an error reply."""
-    return {"status": "error", "ename": ename, "evalue": evalue, "traceback": []}
-
-
-def pack(value: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Message content and buffers for a value. ``TypeError`` for what is no plain data."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return {"status": "ok", "kind": "bytes"}, [bytes(value)]
-    if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        if value.dtype.hasobject:
-            raise TypeError("numpy arrays of objects do not travel; use numbers or bytes")
-        array = value.copy(order="C")
-        facts = {"dtype": array.dtype.str, "shape": list(array.shape)}
-        return {"status": "ok", "kind": "numpy", **facts}, [array.tobytes()]
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"a {type(value).__name__} does not travel; plain data does "
-            "(numbers, text, lists, dicts, bytes, numpy arrays)"
-        ) from None
-    return {"status": "ok", "kind": "json", "value": json.loads(text)}, []
-
-
-def unpack(content: dict[str, Any], buffers: list[Any]) -> Any:
-    """The value that :func:`pack` packed."""
-    if content["kind"] == "bytes":
-        return bytes(buffers[0])
-    if content["kind"] == "numpy":
-        import numpy
-
-        flat = numpy.frombuffer(bytearray(buffers[0]), dtype=content["dtype"])
-        return flat.reshape(content["shape"])
-    return content["value"]
 
 
 class CurveHeartbeat(Heartbeat):
@@ -157,6 +125,7 @@ class HostKernelApp(IPKernelApp):
         self.bind_curve(self.stdin_socket, fds["stdin"])
         self.bind_curve(self.control_socket, fds["control"])
         iopub = self.iopub_thread
+        iopub.socket.sndhwm = OUTPUT_HIGH_WATER
         iopub.schedule(lambda: self.bind_curve(iopub.socket, fds["iopub"]))
         self.heartbeat = CurveHeartbeat(self, fds["hb"])
         self.heartbeat.start()

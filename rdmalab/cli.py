@@ -1,0 +1,346 @@
+"""The command line. Each command prints what it did, or with ``--json`` one JSON document.
+
+Errors are one plain sentence with the next step, on stderr. Exit 0: done; 1: failed; 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from .errors import RdmalabError, UsageError
+
+__all__ = ["main"]
+
+app = typer.Typer(
+    help="Real RDMA verbs on any machine: Soft-RoCE hosts for JupyterLab.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+image_app = typer.Typer(help="The guest image: build it, or carry it to a machine without network.")
+app.add_typer(image_app, name="image", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+LabOption = Annotated[str | None, typer.Option("--lab", help="The lab's id (RDMALAB_LAB, else default).")]
+BackendOption = Annotated[str, typer.Option(help="auto, vm, docker or local.")]
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(f"rdmalab: {text}", file=sys.stderr, flush=True)
+
+
+def show(document: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(document, indent=2))
+
+
+@app.command()
+def doctor(
+    fix: Annotated[bool, typer.Option(help="Install what is missing (apt-get, root or sudo).")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check this machine, one line each, with the fix."""
+    from .doctor.__main__ import main as run_doctor
+
+    words = [word for word, wanted in (("--fix", fix), ("--json", as_json)) if wanted]
+    raise typer.Exit(run_doctor(words))
+
+
+@image_app.command()
+def build(
+    force: Annotated[bool, typer.Option(help="Build it again although it is there.")] = False,
+    arch: Annotated[str | None, typer.Option(help="amd64 or arm64 (arm64 is untested).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Build the guest image from Debian packages (about a minute)."""
+    from .image import build_image, find_image
+
+    found = None
+    if not force:
+        try:
+            found = find_image(arch)
+        except RdmalabError as error:
+            say(str(error))
+    with image_progress(quiet=as_json) as on_step:
+        image = found or build_image(arch=arch, force=force, on_step=on_step)
+    report_image(image, as_json, "is there already" if found else "is built")
+
+
+def image_progress(*, quiet: bool) -> Any:
+    """A context manager that yields the function which shows the steps of a build."""
+    import contextlib
+
+    @contextlib.contextmanager
+    def shown() -> Any:
+        if quiet or not sys.stderr.isatty():
+            seen: list[str] = []
+
+            def plain(step: Any) -> None:
+                if step.name not in seen:
+                    seen.append(step.name)
+                    say(f"guest image, step {step.number} of {step.total}: {step.name}")
+
+            yield (lambda step: None) if quiet else plain
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, TextColumn("{task.fields[detail]}"), console=console) as bar:
+            task = bar.add_task("guest image", total=1.0, detail="")
+
+            def draw(step: Any) -> None:
+                name = f"{step.number}/{step.total} {step.name}"
+                bar.update(
+                    task, description=name, completed=step.done_fraction, detail=step.detail[:50]
+                )
+
+            yield draw
+
+    return shown()
+
+
+def report_image(image: Any, as_json: bool, what: str) -> None:
+    """Print an image's facts."""
+    facts = {"id": image.id, "arch": image.arch, "folder": str(image.folder)}
+    facts |= {"kernel": image.meta["kernel"], "created": image.meta["created"]}
+    facts["size_bytes"] = image.size_bytes
+    if as_json:
+        show(facts)
+    else:
+        size = f"{image.size_bytes / 1e6:.0f} MB"
+        print(f"The guest image {image.id} {what}: kernel {facts['kernel']}, {image.arch}, {size}")
+        print(f"  {image.folder}")
+
+
+@image_app.command()
+def info(as_json: Json = False) -> None:
+    """What the guest image is made of."""
+    from .errors import ImageError
+    from .image import find_image
+
+    image = find_image()
+    if image is None:
+        raise ImageError("There is no guest image yet.", next_step="Run: rdmalab image build")
+    report_image(image, as_json, "is there")
+
+
+@image_app.command("export")
+def export_(file: Path) -> None:
+    """Write the guest image into one file, for a machine without network."""
+    from .image import export_image
+
+    image = export_image(file)
+    print(f"The guest image {image.id} is in {file} ({file.stat().st_size / 1e6:.0f} MB).")
+
+
+@image_app.command("import")
+def import_(file: Path) -> None:
+    """Take a guest image from a file that `image export` wrote."""
+    from .image import import_image
+
+    report_image(import_image(file), False, "is imported")
+
+
+@app.command()
+def up(
+    names: Annotated[list[str] | None, typer.Argument(help="Hosts (default: alice bob).")] = None,
+    backend: BackendOption = "auto",
+    lab: LabOption = None,
+    as_json: Json = False,
+) -> None:
+    """Start the hosts; does nothing if they run already."""
+    from .lab import ensure
+
+    state = ensure(names or (), lab=lab, backend=backend, say=say)
+    if as_json:
+        show(state.public())
+        return
+    how = "restored" if state.restored else "first start"
+    why = "" if state.accel == "kvm" else f", because {state.accel_why}"
+    print(f"Lab {state.lab} is up after {state.ready_s:.1f} s ({how}; {state.accel}{why}).")
+    for host in state.hosts:
+        print(
+            f"  {host['name']:<12} {host['ip']:<10} {host['device']:<16}"
+            f" GID {host['gid']} (index {host['gid_index']}), path MTU {host['mtu']}"
+        )
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """What runs, and what is left over of labs that do not."""
+    from . import lab, state
+
+    running = list(lab.labs())
+    left = [name for name in state.lab_ids() if name not in {s.lab for s in running}]
+    if as_json:
+        show({"labs": [s.public() for s in running], "leftovers": left})
+        return
+    for found in running:
+        names = ", ".join(host["name"] for host in found.hosts)
+        print(f"{found.lab}: {names} ({found.backend}, {found.accel}: {found.accel_why})")
+    for name in left:
+        print(f"{name}: not running; `rdmalab down --lab {name}` removes what is left of it")
+    if not running and not left:
+        print("No lab is running. `rdmalab up` starts one.")
+
+
+@app.command()
+def down(
+    every: Annotated[bool, typer.Option("--all", help="All labs of this user.")] = False,
+    lab: LabOption = None,
+) -> None:
+    """Stop a lab and remove all that it made, and nothing else."""
+    from . import lab as labs
+    from . import state
+
+    wanted = sorted({*state.lab_ids(), labs.default_lab()}) if every else [lab or labs.default_lab()]
+    ended = [name for name in wanted if labs.down(name)]
+    print(f"Stopped: {', '.join(ended)}." if ended else "Nothing was running.")
+
+
+@app.command("exec", context_settings={"ignore_unknown_options": True})
+def exec_(
+    host: str,
+    command: Annotated[list[str], typer.Argument(help="The command and its words, after --.")],
+    lab: LabOption = None,
+    root: Annotated[bool, typer.Option(help="As the host's administrator (NET_ADMIN, NET_RAW).")] = False,
+) -> None:
+    """Run a command on a host; its output is streamed and its exit code passed on."""
+    from .remote import Remote
+
+    state = running_state(lab)
+    require_host(state, host)
+    code = 1
+    with Remote(state) as remote:
+        for item in remote.stream("exec", command, host=host, root=root):
+            if isinstance(item, int):
+                code = item
+                break
+            out = sys.stdout.buffer if item[0] == "stdout" else sys.stderr.buffer
+            out.write(item[1])
+            out.flush()
+    raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def running_state(lab: str | None) -> Any:
+    """The state of a lab that runs; an error that says how to start it otherwise."""
+    from . import lab as labs
+    from . import state
+    from .errors import BackendError
+
+    name = lab or labs.default_lab()
+    found = state.read(name)
+    if found is None or not found.alive():
+        raise BackendError(f"The lab {name!r} does not run.", next_step="Start it: rdmalab up")
+    return found
+
+
+def require_host(state: Any, host: str) -> None:
+    """:class:`UsageError` if the lab has no such host."""
+    names = [entry["name"] for entry in state.hosts]
+    if host not in names:
+        raise UsageError(f"This lab has no host {host!r}; it has {', '.join(names)}.")
+
+
+@app.command()
+def fault(
+    host: str,
+    settings: Annotated[list[str], typer.Argument(help="loss=5% delay=10ms rate=100mbit down clear")],
+    lab: LabOption = None,
+) -> None:
+    """Put a fault on a host's link, or clear it."""
+    from .faults import apply, parse
+    from .remote import Remote
+
+    wanted = parse(settings)
+    state = running_state(lab)
+    require_host(state, host)
+    with Remote(state) as remote:
+        apply(remote, host, wanted)
+    undo = "" if "clear" in wanted else f" Undo it with: rdmalab fault {host} clear"
+    print(f"{host}: {' '.join(settings)}.{undo}")
+
+
+@app.command("lab")
+def lab_(
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    port: Annotated[int, typer.Option(help="JupyterLab's port; a free one from there on.")] = 8888,
+    lab: LabOption = None,
+) -> None:
+    """JupyterLab in labs/, with the hosts started in the background."""
+    from .notebook import serve
+
+    serve(lab=lab, browser=browser, port=port, say=say)
+
+
+@app.command()
+def selftest(as_json: Json = False) -> None:
+    """A whole rehearsal with hosts of its own; ends in one card for a bug report."""
+    from .selftest import run
+
+    card = run(say)
+    if as_json:
+        show(card.document())
+    else:
+        print(card.text())
+    raise typer.Exit(0 if card.passed else 1)
+
+
+def ended(signum: int, frame: object) -> NoReturn:
+    """SIGTERM and SIGHUP clean up as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def main(words: list[str] | None = None) -> NoReturn:
+    """The console script's entry: runs a command and turns errors into sentences."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, ended)
+    run: Callable[..., Any] = app
+    try:
+        code = run(args=words, standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except RdmalabError as error:
+        print(f"rdmalab: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except typer.Abort:
+        print("rdmalab: stopped; nothing was left running.", file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("rdmalab: interrupted.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except Exception as error:
+        usage(error)
+
+
+def usage(error: Exception) -> NoReturn:
+    """Wrong words for a command (2), or an error that nobody foresaw (1, with how to report it)."""
+    import click
+
+    if isinstance(error, click.ClickException):
+        print(f"rdmalab: {error.format_message()} See: rdmalab --help", file=sys.stderr)
+        sys.exit(2)
+    if os.environ.get("RDMALAB_DEBUG"):
+        raise error
+    print(
+        f"rdmalab: {type(error).__name__}: {error}. This is a fault of rdmalab: RDMALAB_DEBUG=1 shows"
+        " where; please report it with the card of `rdmalab selftest`.",
+        file=sys.stderr,
+    )
+    sys.exit(1)

@@ -1,0 +1,221 @@
+"""A lab and its hosts as objects, and :func:`up`, which brings them up.
+
+::
+
+    Lab ──┬── Host alice ── kernel with pyverbs, eth0 10.0.0.1, device rxe_alice
+          └── Host bob   ── kernel with pyverbs, eth0 10.0.0.2, device rxe_bob
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from . import microvm, state
+from .errors import BackendError, UsageError
+from .faults import Fault
+from .kernels import DEFAULT_TIMEOUT_S, HostKernel, Job
+from .outputs import Relay
+from .remote import Remote
+from .state import LabState
+from .topology import DEFAULT_HOSTS, DEFAULT_LAB, HOST_MEMORY_MIB, check_lab_id, plan
+
+__all__ = ["BACKENDS", "Host", "Lab", "default_lab", "down", "labs", "up"]
+
+BACKENDS: dict[str, ModuleType] = {"vm": microvm}  # name to a module with start() and stop()
+_open: dict[str, Lab] = {}  # this process's connections, by lab id
+
+
+class Host:
+    """One host. ``name``, ``ip``, ``device``, ``gid``, ``gid_index``, ``mtu`` (path MTU, bytes)."""
+
+    def __init__(self, kernel: HostKernel, facts: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.name: str = facts["name"]
+        self.ip: str = facts["ip"]
+        self.device: str = facts["device"]
+        self.gid: str = facts["gid"]
+        self.gid_index: int = facts["gid_index"]
+        self.mtu: int = facts["mtu"]
+
+    def run(self, code: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Run code on this host with its output shown here, as ``%%on`` does.
+
+        Raises what the host raised, and the other errors of :meth:`HostKernel.run`.
+        """
+        with Relay(self.name) as relay:
+            self.kernel.run(code, timeout_s=timeout_s, on_output=relay)
+
+    def start(self, code: str, *, timeout_s: float | None = None) -> Job:
+        """Run code beside what follows; ``job.result()`` waits, replays its output, raises."""
+        return Job(self.kernel, code, timeout_s)
+
+    def get(self, name: str) -> Any:
+        """The value of a variable on this host: JSON types, bytes, numpy arrays."""
+        return self.kernel.get(name)
+
+    def put(self, **values: Any) -> None:
+        """Set variables on this host: ``lab.alice.put(x=3)``."""
+        for name, value in values.items():
+            self.kernel.put(name, value)
+
+    def interrupt(self) -> None:
+        """Stop what runs on this host now, a blocked verbs call included."""
+        self.kernel.interrupt()
+
+    def restart(self) -> None:
+        """A fresh kernel; everything of the old one is freed, RDMA resources included."""
+        self.kernel.restart()
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name}: {self.ip}, {self.device}, GID {self.gid}>"
+
+
+class Lab:
+    """A running lab. ``lab.alice`` and ``lab["alice"]`` are its hosts, ``lab.hosts`` all of them."""
+
+    def __init__(self, lab_state: LabState) -> None:
+        self.state = lab_state
+        self.id = lab_state.lab
+        self.remote = Remote(lab_state)
+        self.remote.call("hello")
+        self._hosts = {
+            facts["name"]: Host(HostKernel(self.remote, facts, HOST_MEMORY_MIB), facts)
+            for facts in lab_state.hosts
+        }
+
+    @property
+    def hosts(self) -> list[Host]:
+        """All hosts, in order."""
+        return list(self._hosts.values())
+
+    def __getitem__(self, name: str) -> Host:
+        try:
+            return self._hosts[name]
+        except KeyError:
+            raise UsageError(
+                f"This lab has no host {name!r}; it has {', '.join(self._hosts)}.",
+                next_step="rdmalab up NAME ... starts others.",
+            ) from None
+
+    def __getattr__(self, name: str) -> Host:
+        if name.startswith("_") or name not in self.__dict__.get("_hosts", {}):
+            raise AttributeError(f"this lab has no host or attribute {name!r}")
+        return self._hosts[name]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._hosts]
+
+    def fault(self, host: str, **settings: Any) -> Fault:
+        """A fault on a host's link as a context manager: ``with lab.fault("bob", loss="5%"): ...``.
+
+        ``loss``, ``delay``, ``rate`` as tc-netem(8) takes them, ``down=True``; undone at the end.
+        """
+        return Fault(self.remote, self[host].name, **settings)
+
+    def alive(self) -> bool:
+        """Whether the hosts still run."""
+        return self.state.alive()
+
+    def close(self) -> None:
+        """Drop this process's connections; the hosts run on."""
+        for host in self.hosts:
+            host.kernel.close()
+        self.remote.close()
+        if _open.get(self.id) is self:
+            del _open[self.id]
+
+    def down(self) -> None:
+        """Stop the hosts and remove all that this lab made."""
+        down(self.id)
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._hosts)
+        how = f"{self.state.backend}, {self.state.accel}"
+        return f"<Lab {self.id!r} ({how}): {names}>" if self.alive() else f"<Lab {self.id!r}: gone>"
+
+
+def default_lab() -> str:
+    """The lab that is meant when none is named: ``RDMALAB_LAB``, else ``default``."""
+    return check_lab_id(os.environ.get("RDMALAB_LAB") or DEFAULT_LAB)
+
+
+def say_on_stderr(text: str) -> None:
+    """Progress for a terminal; in a notebook the magics say it."""
+    print(f"rdmalab: {text}", file=sys.stderr, flush=True)
+
+
+def ensure(
+    names: Sequence[str] = (),
+    *,
+    lab: str | None = None,
+    backend: str = "auto",
+    say: Callable[[str], None] = say_on_stderr,
+) -> LabState:
+    """The state of the lab with these hosts, started if it does not run (see :func:`up`)."""
+    lab = default_lab() if lab is None else check_lab_id(lab)
+    name = "vm" if backend == "auto" else backend
+    if name not in BACKENDS:
+        raise UsageError(
+            f"There is no backend {backend!r} in this version; there is: {', '.join(BACKENDS)}.",
+            next_step="The vm backend works on every machine.",
+        )
+    hosts = plan(tuple(names) or DEFAULT_HOSTS)
+    with state.locked(lab, say):
+        running = state.read(lab)
+        if running is not None and running.alive():
+            have = [host["name"] for host in running.hosts]
+            if names and list(names) != have:
+                raise BackendError(
+                    f"The lab {lab!r} runs already, with the hosts {', '.join(have)}.",
+                    next_step="Stop it (rdmalab down), or start another one (rdmalab up --lab ID ...).",
+                )
+            return running
+        started: LabState = BACKENDS[name].start(lab, hosts, say)
+        return started
+
+
+def up(
+    names: Sequence[str] = (),
+    *,
+    lab: str | None = None,
+    backend: str = "auto",
+    say: Callable[[str], None] = say_on_stderr,
+) -> Lab:
+    """The lab, running: the one that runs already, or a new one.
+
+    ``names``: hosts (default alice and bob); ``lab``: an id, for several labs at once (default
+    ``RDMALAB_LAB`` or ``default``); ``say`` hears the progress of a start. Takes about a second when
+    these hosts were started on this machine before. Raises :class:`~rdmalab.errors.RdmalabError`.
+    """
+    running = ensure(names, lab=lab, backend=backend, say=say)
+    opened = _open.get(running.lab)
+    if opened is not None and opened.state == running:
+        return opened
+    if opened is not None:
+        with contextlib.suppress(BackendError):
+            opened.close()
+    new = _open[running.lab] = Lab(running)
+    return new
+
+
+def down(lab: str | None = None) -> bool:
+    """Stop a lab and remove all that it made, whatever is left of it. True if there was anything."""
+    lab = default_lab() if lab is None else check_lab_id(lab)
+    opened = _open.get(lab)
+    if opened is not None:
+        opened.close()
+    with state.locked(lab, say_on_stderr, deadline_s=60):
+        return microvm.stop(lab)
+
+
+def labs() -> Iterator[LabState]:
+    """The labs of this user that run."""
+    for lab in state.lab_ids():
+        found = state.read(lab)
+        if found is not None and found.alive():
+            yield found

@@ -1,0 +1,166 @@
+"""Programs on a leash: with root's powers as far as this machine lends them, ended when we end.
+
+Five ways to play root; the first that this machine really allows is taken:
+
+==================  ====================================================================
+root                in namespaces of its own: no mount and no process can outlive it
+root, as it is      in a container that may not mount; mmdebstrap copes
+user namespace      an ordinary user with ranges in /etc/subuid and /etc/subgid
+mmdebstrap's own    where AppArmor lets mmdebstrap make user namespaces, and not us (Ubuntu)
+fakechroot          no user namespaces at all; takes the C library of the guest's Debian
+==================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+__all__ = [
+    "FAKECHROOT",
+    "MMDEBSTRAP",
+    "ROOT",
+    "ROOT_AS_IT_IS",
+    "USER_NAMESPACE",
+    "Way",
+    "choose_way",
+    "leashed",
+    "run",
+]
+
+_PROBE_DEADLINE_S = 10.0
+_END_DEADLINE_S = 10.0
+_FAKECHROOT_LIBC = "glibc 2.41"  # fakechroot runs this machine's programs with the guest's libc
+
+# Environment that programs see: nothing of the caller's Python, locale or shell decides.
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+_KEPT_VARIABLES = ("HOME", "SSL_CERT_FILE", *_PROXIES, *(name.upper() for name in _PROXIES))
+
+# Does a way work? Mounting, and giving a file to another user, is what installing packages needs.
+_PROBE = "mount -t tmpfs tmpfs /tmp && : > /tmp/probe && chown 1:1 /tmp/probe"
+
+# Ends its whole process group when the process that started it has gone; for the ways without a
+# process namespace of ours, in which ending the first process ends all.
+_LEASH = 'trap "trap \\"\\" TERM; kill -KILL 0" TERM; "$@" & wait $!'
+
+
+class Way(NamedTuple):
+    """How to play root: mmdebstrap's mode, what the command line then starts with, and what runs
+    a single command as that root (to try, and to clean up)."""
+
+    name: str
+    mode: str
+    prefix: tuple[str, ...]
+    helper: tuple[str, ...]
+
+
+_NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+_ROOT = ("unshare", *_NAMESPACES)
+_USER = ("unshare", "--user", "--map-root-user", "--map-auto", *_NAMESPACES)
+
+ROOT = Way("root", "root", _ROOT, _ROOT)
+ROOT_AS_IT_IS = Way("root, as it is", "root", (), ())
+USER_NAMESPACE = Way("user namespace", "root", _USER, _USER)
+MMDEBSTRAP = Way("mmdebstrap's own", "unshare", (), ("mmdebstrap", "--unshare-helper"))
+FAKECHROOT = Way("fakechroot", "fakechroot", (), ())
+
+
+def choose_way() -> Way | None:
+    """The first way that works here, found by trying; None if none does."""
+    if os.geteuid() == 0:
+        return ROOT if _works(ROOT) else ROOT_AS_IT_IS
+    for way in (USER_NAMESPACE, MMDEBSTRAP):
+        if _works(way):
+            return way
+    programs = all(shutil.which(name) for name in ("fakechroot", "fakeroot"))
+    return (
+        FAKECHROOT if programs and os.confstr("CS_GNU_LIBC_VERSION") == _FAKECHROOT_LIBC else None
+    )
+
+
+def _works(way: Way) -> bool:
+    command = leashed([*way.helper, "sh", "-c", _PROBE])
+    try:
+        return run(command, lambda line: None, _PROBE_DEADLINE_S) == 0
+    except (OSError, TimeoutError):
+        return False
+
+
+def leashed(command: Sequence[str], way: Way | None = None) -> list[str]:
+    """``command``, made to end when this process does, also by SIGKILL; played by ``way``."""
+    if way is None or way.prefix:
+        prefix = way.prefix if way else ()
+        return ["setpriv", "--pdeathsig", "KILL", "--", *prefix, *command]
+    return ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c", _LEASH, "sh", *command]
+
+
+def run(
+    command: Sequence[str],
+    on_line: Callable[[str], None],
+    deadline_s: float,
+    variables: Mapping[str, str] | None = None,
+) -> int:
+    """Run ``command`` to its end, hand on what it prints, and return its exit code.
+
+    Raises TimeoutError after ``deadline_s``, OSError if it cannot be started. Whatever is raised
+    in between (Ctrl-C, an error in ``on_line``), its whole process group is ended first.
+    """
+    child = subprocess.Popen(
+        command,
+        env=_environment(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is for us; we end the child
+    )
+    try:
+        for line in _lines_of(child, time.monotonic() + deadline_s):
+            on_line(line)
+        return child.wait(timeout=_END_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+    finally:
+        _end(child)
+
+
+def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    return {**kept, "PATH": path, "LC_ALL": "C.UTF-8", **(more or {})}
+
+
+def _lines_of(child: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
+    """What the child prints, until it has ended (even if somebody else keeps its pipe open)."""
+    assert child.stdout is not None
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            ended = child.poll() is not None
+            readable = selector.select(timeout=0 if ended else 0.2)
+            data = os.read(child.stdout.fileno(), 65536) if readable else b""
+            if (ended or readable) and not data:
+                break
+            *lines, pending = (pending + data).replace(b"\r", b"\n").split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+    if pending:
+        yield pending.decode(errors="replace")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the child's process group and collect it; nothing happens if it has ended already."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait(timeout=_END_DEADLINE_S)
+    if child.stdout:
+        child.stdout.close()

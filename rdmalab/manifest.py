@@ -1,0 +1,158 @@
+"""One guest image: its files, what image.json says of them, and whether that is still true."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from .errors import ImageError
+from .recipe import RECIPE_VERSION, recipe_id
+
+__all__ = [
+    "FILES",
+    "META",
+    "REBUILD",
+    "GuestImage",
+    "chunks",
+    "complete",
+    "meta_from",
+    "verify_image",
+]
+
+FILES = ("vmlinuz", "initrd", "root.erofs", "packages.list")
+META = "image.json"
+REBUILD = "Build it again: rdmalab image build"
+
+_STAMP = "verified.json"
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class GuestImage:
+    """A complete image: its id, Debian architecture and folder; what is in it, see ``meta``."""
+
+    id: str
+    arch: str
+    folder: Path
+
+    @property
+    def kernel(self) -> Path:
+        """The kernel for QEMU's ``-kernel``."""
+        return self.folder / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        """The initrd; a second cpio archive may be appended (:func:`write_cpio`)."""
+        return self.folder / "initrd"
+
+    @property
+    def root(self) -> Path:
+        """The read-only root file system (erofs), the guest's /dev/vda."""
+        return self.folder / "root.erofs"
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What image.json says: id, arch, created, kernel, recipe, files. Raises ImageError."""
+        try:
+            return meta_from((self.folder / META).read_bytes(), str(self.folder))
+        except OSError as error:
+            raise _damaged(self, f"image.json cannot be read ({error.strerror})") from None
+
+    @property
+    def size_bytes(self) -> int:
+        """All its files together, in bytes. Raises ImageError."""
+        return sum(file["size"] for file in self.meta["files"].values())
+
+
+def verify_image(image: GuestImage, *, full: bool) -> None:
+    """Raise ImageError, saying what is damaged, unless the image is what was once made.
+
+    Without ``full`` files that have not changed (size, time, inode) since their checksums were
+    last right are not read again: milliseconds instead of most of a second.
+    """
+    files = image.meta["files"]
+    if image.meta["id"] != image.id or image.meta["arch"] != image.arch:
+        raise _damaged(image, "image.json is of another image")
+    seen = {}
+    for name in FILES:
+        try:
+            info = (image.folder / name).stat()
+        except OSError as error:
+            raise _damaged(image, f"{name} cannot be read ({error.strerror})") from None
+        if info.st_size != files[name]["size"]:
+            wanted = files[name]["size"]
+            raise _damaged(image, f"{name} has {info.st_size} bytes instead of {wanted}")
+        seen[name] = [info.st_size, info.st_mtime_ns, info.st_ino]
+    if not full and _read_stamp(image) == seen:
+        return
+    for name in FILES:
+        if _sha256(image.folder / name) != files[name]["sha256"]:
+            raise _damaged(image, f"the checksum of {name} is wrong")
+    with contextlib.suppress(OSError):  # a full disk costs time at the next look, nothing else
+        (image.folder / _STAMP).write_text(json.dumps(seen))
+
+
+def _read_stamp(image: GuestImage) -> object:
+    try:
+        return json.loads((image.folder / _STAMP).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def complete(folder: Path, arch: str, kernel: str) -> GuestImage:
+    """Add image.json to the files in ``folder`` and verify the whole."""
+    files = {
+        name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        for name in FILES
+    }
+    meta = {
+        "id": recipe_id(arch),
+        "arch": arch,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "kernel": kernel,
+        "recipe": RECIPE_VERSION,
+        "files": files,
+    }
+    (folder / META).write_text(json.dumps(meta, indent=1) + "\n")
+    image = GuestImage(recipe_id(arch), arch, folder)
+    verify_image(image, full=True)
+    return image
+
+
+def chunks(data: IO[bytes], limit: int | None = None) -> Iterator[bytes]:
+    left = limit
+    while chunk := data.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES)):
+        yield chunk
+        left = None if left is None else left - len(chunk)
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as data:
+        for chunk in chunks(data):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def meta_from(text: bytes, where: str) -> dict[str, Any]:
+    """image.json, looked at closely enough that the rest can trust its shape."""
+    try:
+        meta = json.loads(text)
+        for name in FILES:
+            if not (meta["files"][name]["size"] >= 0 and len(meta["files"][name]["sha256"]) == 64):
+                raise ValueError(name)
+        if not all(isinstance(meta[key], str) for key in ("id", "arch", "created", "kernel")):
+            raise ValueError("id")
+    except (ValueError, KeyError, TypeError):
+        raise ImageError(f"image.json of {where} is damaged.", next_step=REBUILD) from None
+    return dict(meta)
+
+
+def _damaged(image: GuestImage, what: str) -> ImageError:
+    return ImageError(f"The guest image in {image.folder} is damaged: {what}.", next_step=REBUILD)
