@@ -69,7 +69,8 @@ lint: $(STAMP)
 	@$(BIN)/mypy --config-file .ci/mypy-hostside.ini rdmalab/hostside/*.py
 
 clean:
-	@if [ -x $(BIN)/rdmalab ]; then $(BIN)/rdmalab down --all; fi
+	@test ! -x $(BIN)/rdmalab || $(BIN)/rdmalab down --all \
+	  || echo 'rdmalab: hosts could not be stopped, in case any were running.' >&2
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo 'rdmalab: clean. The guest image stays in your cache folder (rdmalab image info shows it).'
