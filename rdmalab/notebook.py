@@ -63,7 +63,7 @@ def serve(*, lab: str | None, browser: bool, port: int, say: Callable[[str], Non
     folder = labs_folder()
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
     command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=50"]
-    command += [f"--LabApp.app_settings_dir={settings_folder()}"] if False else []
+    command += [f"--LabApp.app_settings_dir={settings_folder()}"]
     command += [] if browser and os.environ.get("DISPLAY") else ["--no-browser"]
     command += ["--allow-root"] if os.getuid() == 0 else []
     env = environment()

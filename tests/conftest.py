@@ -8,10 +8,20 @@ missing part: ``@pytest.mark.may_skip("only on arm64")``.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 
 import pytest
+
+# A run-time folder of this run's own: tests never meet, or stop, a lab that somebody uses.
+if "RDMALAB_RUNTIME_DIR" not in os.environ:
+    os.environ["RDMALAB_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="rdmalab-test-", dir="/tmp")
+    OWN_FOLDER: str | None = os.environ["RDMALAB_RUNTIME_DIR"]
+else:
+    OWN_FOLDER = None
+os.environ.pop("RDMALAB_LAB", None)
 
 # A shell that starts us in the background has SIGINT ignored, and so would everything that the
 # tests start and then interrupt.
@@ -48,3 +58,13 @@ def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
         report.longrepr = f"RDMALAB_REQUIRE_ALL is set, so this may not be missing: {reason}"
+
+
+def pytest_sessionfinish() -> None:
+    """Stop what a failing test left, and take the run's own folder away."""
+    from rdmalab import lab, state
+
+    for name in state.lab_ids():
+        lab.down(name)
+    if OWN_FOLDER is not None:
+        shutil.rmtree(OWN_FOLDER, ignore_errors=True)

@@ -68,6 +68,10 @@ class HostKernel(IPythonKernel):
         sys.stderr.flush()
         self.session.send(stream, kind, content, parent, ident, buffers=buffers)
 
+    def raw_input(self, prompt: str = "") -> str:
+        """``input()`` has nobody to ask: the keyboard is the notebook's."""
+        raise RuntimeError("input() does not work on a host; set the variable in the cell instead")
+
     def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """A host's kernel is ended by the lab, not by a client."""
         return {"status": "ok", "restart": restart}
