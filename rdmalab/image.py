@@ -15,7 +15,9 @@ compared with what was seen when their checksums were last right, and else check
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,7 @@ from .builder import BuildFailed, Progress, Step, build_files
 from .cpio import write_cpio
 from .doctor.packages import NEEDS, present
 from .errors import ImageError
-from .manifest import FILES, META, REBUILD, GuestImage, chunks, complete, meta_from, verify_image
+from .manifest import FILES, META, REBUILD, GuestImage, complete, meta_from, verify_image
 from .recipe import ARCHES, Mirror, debian_arch, likely_cause, mirror_in, recipe_id
 from .shelf import images_dir, interruptible, keep_log, locked, publish, require_space, workshop
 
@@ -42,6 +44,7 @@ __all__ = [
     "write_cpio",
 ]
 
+_COPY_AGAIN = "Is it complete? Copy it again, or export it again where it came from."
 _META_BYTES_MAX = 1_000_000
 _BUILD_BYTES = 1_000_000_000  # measured: 686 MB at most
 
@@ -197,9 +200,10 @@ def import_image(file: Path) -> GuestImage:
             with tarfile.open(file, "r:") as tar, workshop() as folder:
                 return _import(tar, folder, file)
         except (tarfile.TarError, EOFError, OSError) as error:
+            full = getattr(error, "errno", None) == errno.ENOSPC
             raise ImageError(
                 f"{file} cannot be imported ({getattr(error, 'strerror', None) or error}).",
-                next_step="Is it complete? Copy it again, or export it again where it came from.",
+                next_step=likely_cause(str(error))[1] if full else _COPY_AGAIN,
             ) from None
 
 
@@ -223,23 +227,29 @@ def _import(tar: tarfile.TarFile, folder: Path, file: Path) -> GuestImage:
     (result / META).write_bytes(meta_bytes)
     for name in FILES:
         with open(result / name, "wb") as out:
-            for chunk in chunks(_member(tar, name, file), meta["files"][name]["size"]):
-                out.write(chunk)
+            shutil.copyfileobj(_member(tar, name, file, meta["files"][name]["size"]), out)
     image = GuestImage(meta["id"], arch, result)
     try:
         verify_image(image, full=True)
     except ImageError as error:
-        raise ImageError(f"{file} is damaged: {error.what}") from None
+        raise ImageError(f"{file} is damaged: {error.what}", next_step=_COPY_AGAIN) from None
     return GuestImage(meta["id"], arch, publish(result, meta["id"], folder / "old"))
 
 
-def _member(tar: tarfile.TarFile, name: str, file: Path) -> IO[bytes]:
-    """A regular file of the archive with exactly this name."""
+def _member(
+    tar: tarfile.TarFile, name: str, file: Path, size_bytes: int | None = None
+) -> IO[bytes]:
+    """The regular file of the archive with exactly this name (and size)."""
     found = [member for member in tar.getmembers() if member.name == name]
     data = tar.extractfile(found[0]) if len(found) == 1 and found[0].isreg() else None
     if data is None:
         raise ImageError(
             f"{file} is no exported guest image (it has no {name}).",
             next_step="Make one with: rdmalab image export FILE",
+        )
+    if size_bytes not in (None, found[0].size):
+        raise ImageError(
+            f"{file} is damaged: {name} has {found[0].size} bytes instead of {size_bytes}.",
+            next_step=_COPY_AGAIN,
         )
     return data

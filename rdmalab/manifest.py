@@ -6,10 +6,9 @@ import contextlib
 import datetime
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .errors import ImageError
 from .recipe import RECIPE_VERSION, recipe_id
@@ -19,7 +18,6 @@ __all__ = [
     "META",
     "REBUILD",
     "GuestImage",
-    "chunks",
     "complete",
     "meta_from",
     "verify_image",
@@ -125,17 +123,10 @@ def complete(folder: Path, arch: str, kernel: str) -> GuestImage:
     return image
 
 
-def chunks(data: IO[bytes], limit: int | None = None) -> Iterator[bytes]:
-    left = limit
-    while chunk := data.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES)):
-        yield chunk
-        left = None if left is None else left - len(chunk)
-
-
 def _sha256(file: Path) -> str:
     digest = hashlib.sha256()
     with open(file, "rb") as data:
-        for chunk in chunks(data):
+        while chunk := data.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 

@@ -134,7 +134,7 @@ def names_in(text: str) -> list[str]:
 
 
 def mmdebstrap_command(target: Path, guest: Path, arch: str, mode: str) -> list[str]:
-    """Makes the guest's root as the tar file ``target``, by the recipe's files in ``guest``.
+    """Makes the guest's root as the tar file ``target``, with the hooks in the folder ``guest``.
 
     ``mode`` is mmdebstrap's (root, unshare, fakechroot); it should run with the variables of
     :func:`hook_environment`.
@@ -144,7 +144,7 @@ def mmdebstrap_command(target: Path, guest: Path, arch: str, mode: str) -> list[
     """
     command = ["mmdebstrap", f"--mode={mode}", "--variant=essential", "--format=tar", "--verbose"]
     command += [f"--architectures={arch}", "--skip=chroot/mount/sys"]
-    command += ["--include=" + ",".join(names_in((guest / "packages.txt").read_text()))]
+    command += ["--include=" + ",".join(names_in((GUEST / "packages.txt").read_text()))]
     for option in (
         'Apt::Install-Recommends "false"',
         'Apt::Sandbox::User "root"',
@@ -153,7 +153,7 @@ def mmdebstrap_command(target: Path, guest: Path, arch: str, mode: str) -> list[
         'Acquire::https::Timeout "30"',
     ):
         command.append(f"--aptopt={option}")
-    for pattern in names_in((guest / "exclude.txt").read_text()):
+    for pattern in names_in((GUEST / "exclude.txt").read_text()):
         kind = "include" if pattern.startswith("!") else "exclude"
         command.append(f"--dpkgopt=path-{kind}={pattern.removeprefix('!')}")
     for hook in ("setup", "customize"):
@@ -229,7 +229,7 @@ def mirror_in(texts: Sequence[str]) -> Mirror:
 def _sources(texts: Iterable[str]) -> Iterable[tuple[str, str]]:
     """Pairs of address and suite of all binary package sources with the component main."""
     for text in texts:
-        uncommented = re.sub(r"(?m)^\s*#.*\n?", "", text)
+        uncommented = re.sub(r"(?m)^[ \t]*#.*\n?", "", text)
         for line in re.finditer(
             r"(?m)^deb\s+(?:\[[^\]]*\]\s+)?(https?://\S+)\s+(\S+)\s+(.*)$", uncommented
         ):
