@@ -1,6 +1,7 @@
 """The command line. Each command prints what it did, or with ``--json`` one JSON document.
 
-Errors are one plain sentence with the next step, on stderr. Exit 0: done; 1: failed; 2: wrong usage.
+Errors are one plain sentence with the next step, on stderr. Exit 0: done, 1: failed, 2: wrong
+usage.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ image_app = typer.Typer(help="The guest image: build it, or carry it to a machin
 app.add_typer(image_app, name="image", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-LabOption = Annotated[str | None, typer.Option("--lab", help="The lab's id (RDMALAB_LAB, else default).")]
+LabOption = Annotated[
+    str | None, typer.Option("--lab", help="The lab's id (RDMALAB_LAB, else default).")
+]
 BackendOption = Annotated[str, typer.Option(help="auto, vm, docker or local.")]
 
 
@@ -46,7 +49,9 @@ def show(document: Any) -> None:
 
 @app.command()
 def doctor(
-    fix: Annotated[bool, typer.Option(help="Install what is missing (apt-get, root or sudo).")] = False,
+    fix: Annotated[
+        bool, typer.Option(help="Install what is missing (apt-get, root or sudo).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check this machine, one line each, with the fix."""
@@ -205,7 +210,9 @@ def down(
     from . import lab as labs
     from . import state
 
-    wanted = sorted({*state.lab_ids(), labs.default_lab()}) if every else [lab or labs.default_lab()]
+    wanted = (
+        sorted({*state.lab_ids(), labs.default_lab()}) if every else [lab or labs.default_lab()]
+    )
     ended = [name for name in wanted if labs.down(name)]
     print(f"Stopped: {', '.join(ended)}." if ended else "Nothing was running.")
 
@@ -215,7 +222,9 @@ def exec_(
     host: str,
     command: Annotated[list[str], typer.Argument(help="The command and its words, after --.")],
     lab: LabOption = None,
-    root: Annotated[bool, typer.Option(help="As the host's administrator (NET_ADMIN, NET_RAW).")] = False,
+    root: Annotated[
+        bool, typer.Option(help="As the host's administrator (NET_ADMIN, NET_RAW).")
+    ] = False,
 ) -> None:
     """Run a command on a host; its output is streamed and its exit code passed on."""
     from .remote import Remote
@@ -257,7 +266,9 @@ def require_host(state: Any, host: str) -> None:
 @app.command()
 def fault(
     host: str,
-    settings: Annotated[list[str], typer.Argument(help="loss=5% delay=10ms rate=100mbit down clear")],
+    settings: Annotated[
+        list[str], typer.Argument(help="loss=5% delay=10ms rate=100mbit down clear")
+    ],
     lab: LabOption = None,
 ) -> None:
     """Put a fault on a host's link, or clear it."""
@@ -331,16 +342,14 @@ def main(words: list[str] | None = None) -> NoReturn:
 
 def usage(error: Exception) -> NoReturn:
     """Wrong words for a command (2), or an error that nobody foresaw (1, with how to report it)."""
-    import click
-
-    if isinstance(error, click.ClickException):
+    if isinstance(error, typer.TyperException):
         print(f"rdmalab: {error.format_message()} See: rdmalab --help", file=sys.stderr)
         sys.exit(2)
     if os.environ.get("RDMALAB_DEBUG"):
         raise error
     print(
-        f"rdmalab: {type(error).__name__}: {error}. This is a fault of rdmalab: RDMALAB_DEBUG=1 shows"
-        " where; please report it with the card of `rdmalab selftest`.",
+        f"rdmalab: {type(error).__name__}: {error}. This is a fault of rdmalab: RDMALAB_DEBUG=1"
+        " shows where; please report it with the card of `rdmalab selftest`.",
         file=sys.stderr,
     )
     sys.exit(1)

@@ -64,7 +64,12 @@ def plan(host: str, settings: Settings) -> list[tuple[list[str], str | None]]:
     """
     port = f"v-{host}"
     commands: list[tuple[list[str], str | None]] = []
-    netem = [word for key in ("loss", "delay", "rate") if key in settings for word in (key, settings[key])]
+    netem = [
+        word
+        for key in ("loss", "delay", "rate")
+        if key in settings
+        for word in (key, settings[key])
+    ]
     for device, netns in ((port, None), ("eth0", host)):
         if netem:
             words = ["tc", "qdisc", "replace", "dev", device, "root", "netem"]
@@ -81,7 +86,7 @@ def plan(host: str, settings: Settings) -> list[tuple[list[str], str | None]]:
 def apply(remote: Remote, host: str, settings: Settings) -> None:
     """Put a fault on a host's link; it stays until :func:`clear`, or the lab's end."""
     for argv, netns in plan(host, check(settings)):
-        remote.run("root", argv, **({"host": netns} if netns else {}))
+        remote.run("root", argv, host=netns)
 
 
 def clear(remote: Remote, host: str) -> None:
@@ -116,5 +121,7 @@ class Fault:
         undo(self.remote, self.host)
 
     def __repr__(self) -> str:
-        shown = " ".join(key if value is True else f"{key}={value}" for key, value in self.settings.items())
+        shown = " ".join(
+            key if value is True else f"{key}={value}" for key, value in self.settings.items()
+        )
         return f"<Fault on {self.host}: {shown}>"

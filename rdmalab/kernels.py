@@ -77,10 +77,9 @@ class HostKernel:
         context.curve_publickey, context.curve_secretkey = zmq.curve_keypair()
         context.curve_serverkey = kernel["curve"].encode()
         client = BlockingKernelClient(context=context)
-        ports = {f"{name}_port": port for name, port in kernel["ports"].items()}
-        client.load_connection_info(
-            {"ip": "127.0.0.1", "transport": "tcp", "key": kernel["key"], **ports}
-        )
+        info: dict[str, Any] = {"ip": "127.0.0.1", "transport": "tcp", "key": kernel["key"]}
+        info |= {f"{name}_port": port for name, port in kernel["ports"].items()}
+        client.load_connection_info(info)  # type: ignore[arg-type] # a TypedDict of these very keys
         client.start_channels(shell=True, iopub=True, stdin=False, hb=False, control=False)
         return client
 
@@ -128,7 +127,7 @@ class HostKernel:
             )
 
     def get(self, name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """A variable's value. Raises NameError or TypeError, as remote errors, if it cannot be had."""
+        """A variable's value. Remote errors NameError or TypeError if it cannot be had."""
         reply = self.request("rdmalab_get_request", {"name": name}, [], timeout_s, None)
         content = reply["content"]
         if content["status"] != "ok":
@@ -238,7 +237,9 @@ class HostKernel:
             if isinstance(error, HostTimeout):
                 error.args = (f"{error.args[0]} {note}",)
             elif on_output is not None:
-                on_output({"msg_type": "stream", "content": {"name": "stdout", "text": note + "\n"}})
+                on_output(
+                    {"msg_type": "stream", "content": {"name": "stdout", "text": note + "\n"}}
+                )
         except HostDied:
             pass  # it is fresh already, which is what stopping wants
 

@@ -76,7 +76,7 @@ class Host:
 
 
 class Lab:
-    """A running lab. ``lab.alice`` and ``lab["alice"]`` are its hosts, ``lab.hosts`` all of them."""
+    """A running lab: ``lab.alice`` and ``lab["alice"]`` are hosts, ``lab.hosts`` all of them."""
 
     def __init__(self, lab_state: LabState) -> None:
         self.state = lab_state
@@ -172,7 +172,7 @@ def ensure(
             if names and list(names) != have:
                 raise BackendError(
                     f"The lab {lab!r} runs already, with the hosts {', '.join(have)}.",
-                    next_step="Stop it (rdmalab down), or start another one (rdmalab up --lab ID ...).",
+                    next_step="Stop it (rdmalab down), or start another: rdmalab up --lab ID ...",
                 )
             return running
         started: LabState = BACKENDS[name].start(lab, hosts, say)
@@ -189,8 +189,8 @@ def up(
     """The lab, running: the one that runs already, or a new one.
 
     ``names``: hosts (default alice and bob); ``lab``: an id, for several labs at once (default
-    ``RDMALAB_LAB`` or ``default``); ``say`` hears the progress of a start. Takes about a second when
-    these hosts were started on this machine before. Raises :class:`~rdmalab.errors.RdmalabError`.
+    ``RDMALAB_LAB`` or ``default``); ``say`` hears the progress of a start. Takes about a second
+    when these hosts were started on this machine before. Raises :class:`~rdmalab.errors.RdmalabError`.
     """
     running = ensure(names, lab=lab, backend=backend, say=say)
     opened = _open.get(running.lab)
@@ -204,7 +204,7 @@ def up(
 
 
 def down(lab: str | None = None) -> bool:
-    """Stop a lab and remove all that it made, whatever is left of it. True if there was anything."""
+    """Stop a lab and remove all that it made, whatever is left. True if there was anything."""
     lab = default_lab() if lab is None else check_lab_id(lab)
     opened = _open.get(lab)
     if opened is not None:

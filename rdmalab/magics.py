@@ -19,15 +19,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult
-from IPython.core.completer import context_matcher
+from IPython.core.completer import (
+    CompletionContext,
+    SimpleCompletion,
+    SimpleMatcherResult,
+    context_matcher,
+)
 from IPython.core.interactiveshell import InteractiveShell
 
 from . import lab as labs
 from .errors import HostError, RdmalabError, UsageError
 from .kernels import DEFAULT_TIMEOUT_S, Job
 from .lab import Host, Lab
-from .outputs import Relay
 
 __all__ = ["OnLine", "load", "parse_on"]
 
@@ -70,7 +73,9 @@ def parse_on(line: str) -> OnLine:
     if wish.background and not given_timeout:
         wish.timeout_s = None
     if wish.fetch and (wish.background or len(wish.hosts) > 1):
-        raise UsageError("-o brings a variable of one host whose cell has ended.", next_step=example)
+        raise UsageError(
+            "-o brings a variable of one host whose cell has ended.", next_step=example
+        )
     return wish
 
 
@@ -132,7 +137,9 @@ def wait(line: str) -> None:
     for name in wish.hosts:
         job = _jobs.get(name)
         if job is None:
-            raise UsageError(f"No background job was started on {name}.", next_step=f"%%on {name} --bg")
+            raise UsageError(
+                f"No background job was started on {name}.", next_step=f"%%on {name} --bg"
+            )
         job.result(timeout_s=wish.timeout_s)
         del _jobs[name]
 
@@ -158,11 +165,16 @@ class HostTable:
     def __repr__(self) -> str:
         rows = [self.HEAD, *self.rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(self.HEAD))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in rows]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
         return "\n".join([self.title, *(line.rstrip() for line in lines)])
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th style="text-align:left">{html.escape(name)}</th>' for name in self.HEAD)
+        head = "".join(
+            f'<th style="text-align:left">{html.escape(name)}</th>' for name in self.HEAD
+        )
         cell = '<td style="text-align:left">{}</td>'
         body = "".join(
             "<tr>" + "".join(cell.format(html.escape(text)) for text in row) + "</tr>"
@@ -185,7 +197,7 @@ def friendly(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@context_matcher()  # type: ignore[no-untyped-call, untyped-decorator]
+@context_matcher()  # type: ignore[untyped-decorator] # IPython has no types there
 def complete_on_host(context: CompletionContext) -> SimpleMatcherResult:
     """Completion inside a ``%%on`` cell, from the host's own name space; gives up when busy."""
     first, newline, cell = context.full_text.partition("\n")

@@ -99,9 +99,9 @@ def strays(folder: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline", "uids"]):
         info = process.info
-        if info["uids"] and info["uids"].real == os.getuid():
-            if any(mark in word for word in info["cmdline"] or ()):
-                found.append(process.pid)
+        ours = info["uids"] and info["uids"].real == os.getuid()
+        if ours and any(mark in word for word in info["cmdline"] or ()):
+            found.append(process.pid)
     return found
 
 
@@ -126,7 +126,9 @@ def plan_machine(image: GuestImage, hosts: list[HostPlan]) -> qemu.Machine:
     accel = qemu.choose_accel(image, found)
     ram = BASE_RAM_MIB + sum(host.memory_mib for host in hosts)
     ports = [CONTROL_PORT]
-    ports += [CONTROL_PORT + 100 + 10 * i + c for i in range(len(hosts)) for c in range(len(CHANNELS))]
+    ports += [
+        CONTROL_PORT + 100 + 10 * i + c for i in range(len(hosts)) for c in range(len(CHANNELS))
+    ]
     return qemu.Machine(found, accel, qemu.cpus(), ram, tuple(ports))
 
 
@@ -274,7 +276,9 @@ class BootPort:
                 lines = (self.folder / name).read_text(errors="replace").strip().splitlines()
                 words += [f"  {name}: {text[:200]}" for text in lines[-12:]]
         shown = "\n".join(["", *words, ""]) if words else " "
-        return BackendError(f"The guest {what}.{shown}", next_step="rdmalab doctor looks for a cause.")
+        return BackendError(
+            f"The guest {what}.{shown}", next_step="rdmalab doctor looks for a cause."
+        )
 
 
 @contextlib.contextmanager

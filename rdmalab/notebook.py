@@ -1,7 +1,8 @@
-"""``rdmalab lab``: JupyterLab on 127.0.0.1 in the labs' folder, with the hosts coming up beside it."""
+"""``rdmalab lab``: JupyterLab on 127.0.0.1 in the labs' folder, the hosts coming up beside it."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,11 +17,13 @@ from .paths import runtime_dir
 
 __all__ = ["labs_folder", "serve"]
 
-QUIET = '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}'
+QUIET = {
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}
+}
 
 
 def labs_folder() -> Path:
-    """The folder with the labs: ``RDMALAB_LABS``, the checkout's ``labs/``, or the current folder."""
+    """Where the labs are: ``RDMALAB_LABS``, the checkout's ``labs/``, or the current folder."""
     override = os.environ.get("RDMALAB_LABS")
     if override:
         return Path(override)
@@ -50,7 +53,7 @@ def settings_folder() -> Path:
     """A folder with JupyterLab's settings that a learner should meet: no news pop-up."""
     folder = runtime_dir() / "lab-settings"
     folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / "overrides.json").write_text(QUIET)
+    (folder / "overrides.json").write_text(json.dumps(QUIET))
     return folder
 
 
@@ -62,7 +65,11 @@ def serve(*, lab: str | None, browser: bool, port: int, say: Callable[[str], Non
     """
     folder = labs_folder()
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
-    command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=50"]
+    command += [
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=50",
+    ]
     command += [f"--LabApp.app_settings_dir={settings_folder()}"]
     command += [] if browser and os.environ.get("DISPLAY") else ["--no-browser"]
     command += ["--allow-root"] if os.getuid() == 0 else []
@@ -83,7 +90,9 @@ def serve(*, lab: str | None, browser: bool, port: int, say: Callable[[str], Non
     try:
         server = subprocess.Popen(command, env=env)
     except OSError as error:
-        raise MachineError(f"JupyterLab does not start ({error}).", next_step="make setup") from None
+        raise MachineError(
+            f"JupyterLab does not start ({error}).", next_step="make setup"
+        ) from None
     try:
         server.wait()
     except KeyboardInterrupt:

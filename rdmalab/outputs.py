@@ -1,7 +1,7 @@
 """A host's output in the notebook or terminal: text as it comes, pictures as they are.
 
 Long output is cut in the middle (first lines, last lines) and goes in full to a file. A host's
-stderr is shown on stdout, marked with the host's name: nbgrader takes any stderr text for a failure.
+stderr is shown on stdout, marked with the host's name: nbgrader takes stderr text for a failure.
 """
 
 from __future__ import annotations
@@ -73,10 +73,12 @@ class Relay:
         """To the notebook or terminal, with prefixes if they are wanted."""
         if self.prefix:
             mark = f"[{self.host}] "
-            lines = text.splitlines(keepends=True)
+            lines = text.splitlines(keepends=True) or [""]
             starts = [self.at_line_start] + [True] * (len(lines) - 1)
             self.at_line_start = text.endswith("\n")
-            text = "".join(mark + line if start else line for start, line in zip(starts, lines))
+            text = "".join(
+                mark + line if start else line for start, line in zip(starts, lines, strict=True)
+            )
         sys.stdout.write(text)
         sys.stdout.flush()
 
@@ -101,7 +103,7 @@ class Relay:
         """A picture, a table, a result: as it is in a notebook, its text elsewhere."""
         from IPython.core.getipython import get_ipython
 
-        if get_ipython() is None:  # type: ignore[no-untyped-call]
+        if get_ipython() is None:
             self.text(str(content["data"].get("text/plain", "")) + "\n")
             return
         from IPython.display import publish_display_data
@@ -117,7 +119,7 @@ class Relay:
         """The host cleared its output."""
         from IPython.core.getipython import get_ipython
 
-        if get_ipython() is not None:  # type: ignore[no-untyped-call]
+        if get_ipython() is not None:
             from IPython.display import clear_output
 
             clear_output(wait=wait)

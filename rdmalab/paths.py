@@ -15,6 +15,7 @@ from .errors import MachineError
 
 __all__ = ["SOCKET_PATH_MAX", "cache_dir", "runtime_dir"]
 
+WRITABLE = "Set RDMALAB_CACHE_DIR and RDMALAB_RUNTIME_DIR to folders that you can write."
 SOCKET_PATH_MAX = 107  # bytes of a Unix socket's path without the final NUL: sun_path in unix(7)
 
 
@@ -62,7 +63,7 @@ def _private_dir(path: Path) -> Path:
     except OSError as error:
         raise MachineError(
             f"The folder {path} cannot be made ({error.strerror}).",
-            next_step="Set RDMALAB_CACHE_DIR and RDMALAB_RUNTIME_DIR to folders that you can write.",
+            next_step=WRITABLE,
         ) from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise MachineError(
@@ -72,7 +73,7 @@ def _private_dir(path: Path) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
         raise MachineError(
             f"The folder {path} cannot be written.",
-            next_step="Set RDMALAB_CACHE_DIR and RDMALAB_RUNTIME_DIR to folders that you can write.",
+            next_step=WRITABLE,
         )
     if stat.S_IMODE(info.st_mode) & 0o077:
         path.chmod(0o700)

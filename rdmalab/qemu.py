@@ -68,7 +68,9 @@ class Machine:
         """One line for the snapshot's key: what the saved state depends on."""
         _, machine, cpu, _ = MACHINES[debian_arch()]
         facts = (self.qemu.banner, machine, cpu, self.accel.name, self.cpus, self.ram_mib)
-        return json.dumps([*facts, self.guest_ports, host_cpu() if self.accel.name == "kvm" else ""])
+        return json.dumps(
+            [*facts, self.guest_ports, host_cpu() if self.accel.name == "kvm" else ""]
+        )
 
 
 def debian_arch() -> str:
@@ -132,7 +134,7 @@ def choose_accel(image: GuestImage, qemu: Qemu) -> Accel:
 
 
 def kvm_verdict(image: GuestImage, qemu: Qemu) -> Accel:
-    """Whether KVM really runs this guest, by a short trial boot; remembered (:data:`KVM_TRIAL_S`)."""
+    """Whether KVM really runs this guest, by a short trial boot; remembered."""
     if not os.path.exists("/dev/kvm"):
         return Accel("tcg", "this machine has no /dev/kvm")
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
@@ -146,8 +148,10 @@ def kvm_verdict(image: GuestImage, qemu: Qemu) -> Accel:
     except (OSError, ValueError, KeyError):
         pass
     failure = try_kvm(image, qemu)
-    verdict = Accel("tcg", f"KVM is there but does not work: {failure}") if failure else Accel(
-        "kvm", "a trial boot under KVM succeeded"
+    verdict = (
+        Accel("tcg", f"KVM is there but does not work: {failure}")
+        if failure
+        else Accel("kvm", "a trial boot under KVM succeeded")
     )
     memo.parent.mkdir(parents=True, exist_ok=True)
     part = memo.with_suffix(f".{os.getpid()}")
@@ -197,7 +201,9 @@ def command(
     labs can stand on one file.
     """
     share = "off" if restore else "on"
-    memory = f"memory-backend-file,id=ram,size={machine.ram_mib}M,mem-path={escape(ram)},share={share}"
+    memory = (
+        f"memory-backend-file,id=ram,size={machine.ram_mib}M,mem-path={escape(ram)},share={share}"
+    )
     net = ["user", "id=net", "restrict=on"]
     net += [f"hostfwd=tcp:127.0.0.1:0-:{port}" for port in machine.guest_ports]
     line = base_command(machine.qemu, machine.accel, machine.cpus)

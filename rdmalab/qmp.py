@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,9 @@ def listener_pid(path: Path) -> int | None:
         except OSError:
             return None
         size = struct.calcsize("3i")
-        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        pid, _, _ = struct.unpack(
+            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        )
         return int(pid) or None
 
 
@@ -60,10 +62,8 @@ def monitor(path: Path, deadline_s: float = 10.0) -> Iterator[QEMUMonitorProtoco
             next_step="End the lab with: rdmalab down --all",
         ) from None
     finally:
-        try:
+        with suppress(QMPError, OSError, EOFError):  # it may be gone, which is what closing wants
             client.close()
-        except (QMPError, OSError, EOFError):
-            pass  # it is gone, which is what closing wants
 
 
 def forwards(qmp: QEMUMonitorProtocol) -> dict[int, int]:

@@ -56,7 +56,9 @@ class LabState:
         """What ``rdmalab up --json`` prints: no keys in it."""
         facts = ("name", "ip", "device", "gid", "gid_index", "mtu")
         hosts = [{key: host[key] for key in facts} for host in self.hosts]
-        shown = {key: getattr(self, key) for key in ("lab", "backend", "accel", "restored", "ready_s")}
+        shown = {
+            key: getattr(self, key) for key in ("lab", "backend", "accel", "restored", "ready_s")
+        }
         return {**shown, "hosts": hosts, "accel_why": self.accel_why}
 
 

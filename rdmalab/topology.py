@@ -69,7 +69,8 @@ def plan(names: Sequence[str]) -> list[HostPlan]:
         if list(names).count(name) > 1:
             raise UsageError(f"The host name {name!r} is given twice.")
     return [
-        HostPlan(name, f"10.0.0.{index}", f"rxe_{name}") for index, name in enumerate(names, start=1)
+        HostPlan(name, f"10.0.0.{index}", f"rxe_{name}")
+        for index, name in enumerate(names, start=1)
     ]
 
 

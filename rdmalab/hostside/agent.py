@@ -233,9 +233,15 @@ class Agent:
             self.introduce(link, order)
         for link in self.hosts.values():
             self.wait_ready(link)
-            facts = {key: link.here[key] for key in ("name", "ip", "device", "gid", "gid_index", "mtu")}
+            facts = {
+                key: link.here[key] for key in ("name", "ip", "device", "gid", "gid_index", "mtu")
+            }
             ports = {name: sock.getsockname()[1] for name, sock in link.listeners.items()}
-            kernel = {"key": link.keys["key"], "curve": link.keys["curve_publickey"], "ports": ports}
+            kernel = {
+                "key": link.keys["key"],
+                "curve": link.keys["curve_publickey"],
+                "ports": ports,
+            }
             reply["hosts"].append({**facts, "mac": order["macs"][link.spec.name], "kernel": kernel})
         self.curve = (public, secret)
         return reply
@@ -264,7 +270,12 @@ class Agent:
             "mtu": link.mtu,
             "peers": {other.name: other.ip for other in self.specs},
         }
-        message = {"op": "kernel", "keys": link.keys, "here": link.here, "mac": order["macs"][spec.name]}
+        message = {
+            "op": "kernel",
+            "keys": link.keys,
+            "here": link.here,
+            "mac": order["macs"][spec.name],
+        }
         link.sock.send(json.dumps(message).encode())
 
     def wait_ready(self, link: HostLink) -> None:

@@ -4,6 +4,6 @@ import sys
 
 sys.path.insert(0, "/opt/rdmalab")
 
-from rdmalab.agent import main  # noqa: E402
+from rdmalab.agent import main
 
 main()

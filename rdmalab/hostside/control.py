@@ -82,7 +82,9 @@ class ControlServer:
 
     def send(self, client: bytes, ident: Any, content: dict[str, Any], *buffers: bytes) -> None:
         """One reply or event. A client that went away is forgotten by the ROUTER socket."""
-        self.router.send_multipart([client, json.dumps({"id": ident, **content}).encode(), *buffers])
+        self.router.send_multipart(
+            [client, json.dumps({"id": ident, **content}).encode(), *buffers]
+        )
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -139,7 +141,9 @@ class ControlServer:
             os.close(out)
             os.close(err)
 
-    def start(self, client: bytes, request: dict[str, Any], host: str | None) -> tuple[int, list[int]]:
+    def start(
+        self, client: bytes, request: dict[str, Any], host: str | None
+    ) -> tuple[int, list[int]]:
         """Make the pipes of a new command. Returns its number and the write ends."""
         number, self.next_id = self.next_id, self.next_id + 1
         job = Running(client, request["id"], host)
@@ -201,11 +205,15 @@ class ControlServer:
         name = link.spec.name
         notice = {key: value for key, value in event.items() if key != "event"}
         for client in self.clients:
-            self.send(client, None, {"event": "kernel", "host": name, "state": link.state, **notice})
+            self.send(
+                client, None, {"event": "kernel", "host": name, "state": link.state, **notice}
+            )
         gone = link.state == "failed" or (link.state == "died" and not event["again"])
         if link.state == "ready" or gone:
             for client, ident in self.waiting[name]:
-                answer = {"ok": True} if not gone else {"error": f"{name} cannot be restarted: {event}"}
+                answer = (
+                    {"ok": True} if not gone else {"error": f"{name} cannot be restarted: {event}"}
+                )
                 self.send(client, ident, answer)
             self.waiting[name].clear()
 
@@ -254,5 +262,3 @@ class ControlServer:
                     return
             except ChildProcessError:
                 return
-
-

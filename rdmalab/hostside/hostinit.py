@@ -79,7 +79,11 @@ def become(
         os.close(fd)
         cgroups = join_cgroup(spec)
         os.unshare(
-            os.CLONE_NEWPID | os.CLONE_NEWNS | os.CLONE_NEWUTS | os.CLONE_NEWIPC | os.CLONE_NEWCGROUP
+            os.CLONE_NEWPID
+            | os.CLONE_NEWNS
+            | os.CLONE_NEWUTS
+            | os.CLONE_NEWIPC
+            | os.CLONE_NEWCGROUP
         )
         if os.fork() == 0:
             HostInit(spec, agent, listeners, peers, cgroups).main()
@@ -189,7 +193,12 @@ class HostInit:
         mount("devpts", "/dev/pts", "devpts", MS_NOSUID, "newinstance,ptmxmode=0666")
         mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
         os.symlink("pts/ptmx", "/dev/ptmx")
-        for link, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        for link, target in (
+            ("fd", "fd"),
+            ("stdin", "fd/0"),
+            ("stdout", "fd/1"),
+            ("stderr", "fd/2"),
+        ):
             os.symlink(f"/proc/self/{target}", f"/dev/{link}")
         node, major, minor = uverbs_node(self.spec.device)
         os.mknod(f"/dev/infiniband/{node}", 0o666 | stat.S_IFCHR, os.makedev(major, minor))
@@ -199,7 +208,9 @@ class HostInit:
 
     def identity(self, here: dict[str, Any], mac: str) -> None:
         """Take the lab's MAC address and facts; called at each start, restored or not."""
-        request = struct.pack("16sH6s8x", b"eth0", ARPHRD_ETHER, bytes.fromhex(mac.replace(":", "")))
+        request = struct.pack(
+            "16sH6s8x", b"eth0", ARPHRD_ETHER, bytes.fromhex(mac.replace(":", ""))
+        )
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             fcntl.ioctl(sock, SIOCSIFHWADDR, request)
         os.makedirs(os.path.dirname(HERE_FILE), exist_ok=True)

@@ -29,7 +29,9 @@ from .values import pack, refusal, unpack
 __all__ = ["HostKernel", "HostKernelApp", "serve", "warm_up"]
 
 
-OUTPUT_HIGH_WATER = 20_000  # messages of output that may wait for a slow reader before some are lost
+OUTPUT_HIGH_WATER = (
+    20_000  # messages of output that may wait for a slow reader before some are lost
+)
 
 
 class HostKernel(IPythonKernel):
@@ -148,7 +150,7 @@ def warm_up() -> None:
     import pygments.styles.default
     import stack_data
     import tornado.ioloop
-    import tornado.platform.asyncio  # noqa: F401
+    import tornado.platform.asyncio
 
     del asyncio, concurrent, comm, IPython, pygments, stack_data, tornado
 

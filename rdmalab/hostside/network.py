@@ -84,7 +84,10 @@ def commands(hosts: list[HostSpec]) -> list[tuple[list[str], list[str], str | No
 
 
 def run(
-    command: list[str], lines: list[str] | None = None, netns: str | None = None, timeout_s: float = 20
+    command: list[str],
+    lines: list[str] | None = None,
+    netns: str | None = None,
+    timeout_s: float = 20,
 ) -> str:
     """Run one command of a plan, in a named network namespace if one is given.
 
@@ -137,7 +140,7 @@ def find_gid(device: str, ip: str, timeout_s: float = 5.0) -> int:
     there. Raises ``RuntimeError`` after ``timeout_s``.
     """
     octets = [int(part) for part in ip.split(".")]
-    wanted = "0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x" % tuple(octets)
+    wanted = "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*octets)
     folder = SYS_INFINIBAND / device / "ports" / "1" / "gids"
     deadline = time.monotonic() + timeout_s
     while True:

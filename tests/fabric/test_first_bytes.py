@@ -25,8 +25,10 @@ from rdmalab import here
 ctx = Context(name=here.device)
 pd, cq = PD(ctx), CQ(ctx, 16)
 mr = MR(pd, 1 << 20, e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE)
-qp = QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=QPCap(max_send_wr=8, max_recv_wr=8)))
-card = {"qpn": qp.qp_num, "addr": mr.buf, "rkey": mr.rkey, "gid": ctx.query_gid(1, here.gid_index).gid}
+caps = QPCap(max_send_wr=8, max_recv_wr=8)
+qp = QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=cq, cap=caps))
+gid = ctx.query_gid(1, here.gid_index).gid
+card = {"qpn": qp.qp_num, "addr": mr.buf, "rkey": mr.rkey, "gid": gid}
 
 def connect(peer, mtu):
     attr = QPAttr(qp_state=e.IBV_QPS_INIT, port_num=1)
