@@ -204,7 +204,7 @@ def listed_by_libibverbs() -> tuple[set[str] | None, str]:
     command = [sys.executable, "-c", _LIST_DEVICES]
     program = packages.program("ibv_devices")
     code, text = run([program] if program else command)
-    if code == 127 or "cannot open shared object" in text:
+    if code == 127 or "libibverbs.so.1: cannot open" in text:
         return None, "libibverbs is not installed."
     warnings = [line for line in text.splitlines() if line.startswith("libibverbs:")]
     names = set(re.findall(r"^\s+(\S+)\s+[0-9a-f]{16}\s*$", text, re.M))

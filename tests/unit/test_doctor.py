@@ -342,6 +342,17 @@ def test_b03_provider_missing(tree: Path, programs: Path, lost: str) -> None:
     assert "ibverbs-providers" in check.fix
 
 
+def test_b03_a_missing_plugin_is_not_a_missing_library(tree: Path, programs: Path) -> None:
+    """What libibverbs really prints then also ends in 'cannot open shared object file'."""
+    warning = (
+        "libibverbs: Warning: couldn't load driver 'librxe-rdmav34.so': librxe-rdmav34.so: "
+        "cannot open shared object file: No such file or directory"
+    )
+    script(programs / "ibv_devices", f'echo "{warning}" >&2')
+    check = devices.rdma_devices(rdma_tree(tree))
+    assert check.code == "provider_missing" and "couldn't load driver" in check.detail
+
+
 def test_b03_uverbs_permission(tree: Path, programs: Path) -> None:
     """B03 (2): the node is closed to this user, whatever libibverbs lists."""
     for listed in ((), ("rxe0",)):
