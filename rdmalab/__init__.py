@@ -50,7 +50,7 @@ __all__ = [
     "up",
 ]
 
-_LATE = {"Host": "lab", "Job": "kernels", "Lab": "lab", "labs": "lab", "up": "lab"}
+_LATE = {"Host": "lab", "Job": "jobs", "Lab": "lab", "labs": "lab", "up": "lab"}
 
 
 def __getattr__(name: str) -> Any:
@@ -58,6 +58,10 @@ def __getattr__(name: str) -> Any:
     if name in _LATE:
         return getattr(importlib.import_module(f".{_LATE[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from .errors import RdmalabError, UsageError
+from .imagecli import image_app
 
 __all__ = ["main"]
 
@@ -27,7 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-image_app = typer.Typer(help="The guest image: build it, or carry it to a machine without network.")
 app.add_typer(image_app, name="image", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
@@ -59,103 +58,6 @@ def doctor(
 
     words = [word for word, wanted in (("--fix", fix), ("--json", as_json)) if wanted]
     raise typer.Exit(run_doctor(words))
-
-
-@image_app.command()
-def build(
-    force: Annotated[bool, typer.Option(help="Build it again although it is there.")] = False,
-    arch: Annotated[str | None, typer.Option(help="amd64 or arm64 (arm64 is untested).")] = None,
-    as_json: Json = False,
-) -> None:
-    """Build the guest image from Debian packages (about a minute)."""
-    from .image import build_image, find_image
-
-    found = None
-    if not force:
-        try:
-            found = find_image(arch)
-        except RdmalabError as error:
-            say(str(error))
-    with image_progress(quiet=as_json) as on_step:
-        image = found or build_image(arch=arch, force=force, on_step=on_step)
-    report_image(image, as_json, "is there already" if found else "is built")
-
-
-def image_progress(*, quiet: bool) -> Any:
-    """A context manager that yields the function which shows the steps of a build."""
-    import contextlib
-
-    @contextlib.contextmanager
-    def shown() -> Any:
-        if quiet or not sys.stderr.isatty():
-            seen: list[str] = []
-
-            def plain(step: Any) -> None:
-                if step.name not in seen:
-                    seen.append(step.name)
-                    say(f"guest image, step {step.number} of {step.total}: {step.name}")
-
-            yield (lambda step: None) if quiet else plain
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        console = Console(stderr=True)
-        with Progress(*columns, TextColumn("{task.fields[detail]}"), console=console) as bar:
-            task = bar.add_task("guest image", total=1.0, detail="")
-
-            def draw(step: Any) -> None:
-                name = f"{step.number}/{step.total} {step.name}"
-                bar.update(
-                    task, description=name, completed=step.done_fraction, detail=step.detail[:50]
-                )
-
-            yield draw
-
-    return shown()
-
-
-def report_image(image: Any, as_json: bool, what: str) -> None:
-    """Print an image's facts."""
-    facts = {"id": image.id, "arch": image.arch, "folder": str(image.folder)}
-    facts |= {"kernel": image.meta["kernel"], "created": image.meta["created"]}
-    facts["size_bytes"] = image.size_bytes
-    if as_json:
-        show(facts)
-    else:
-        size = f"{image.size_bytes / 1e6:.0f} MB"
-        print(f"The guest image {image.id} {what}: kernel {facts['kernel']}, {image.arch}, {size}")
-        print(f"  {image.folder}")
-
-
-@image_app.command()
-def info(as_json: Json = False) -> None:
-    """What the guest image is made of."""
-    from .errors import ImageError
-    from .image import find_image
-
-    image = find_image()
-    if image is None:
-        raise ImageError("There is no guest image yet.", next_step="Run: rdmalab image build")
-    report_image(image, as_json, "is there")
-
-
-@image_app.command("export")
-def export_(file: Path) -> None:
-    """Write the guest image into one file, for a machine without network."""
-    from .image import export_image
-
-    image = export_image(file)
-    print(f"The guest image {image.id} is in {file} ({file.stat().st_size / 1e6:.0f} MB).")
-
-
-@image_app.command("import")
-def import_(file: Path) -> None:
-    """Take a guest image from a file that `image export` wrote."""
-    from .image import import_image
-
-    report_image(import_image(file), False, "is imported")
 
 
 @app.command()

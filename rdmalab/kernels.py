@@ -1,8 +1,7 @@
 """One host's kernel as the notebook sees it: run code, stream output, stop it, move data.
 
-A thread per host always drains the output channel and hands messages to whoever asked, so that
-nothing is lost while nobody reads. The shell channel belongs to the caller that holds the
-host's lock. The kernel's death is told by the guest, not guessed from silence.
+One request at a time runs on a host; whoever holds its lock owns the shell channel. Every wait
+has a deadline, and the kernel's death is told by the guest, not guessed from silence.
 """
 
 from __future__ import annotations
@@ -13,22 +12,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .errors import HostBusy, HostDied, HostTimeout, remote_error
+from .channels import Channels, Inbox, Message
+from .errors import HostBusy, HostDied, HostError, HostTimeout, remote_error
 from .hostside.values import pack, unpack
 from .remote import SLICE_S, Remote, lab_gone
 
-if TYPE_CHECKING:
-    from jupyter_client.blocking.client import BlockingKernelClient
-
-__all__ = ["DEFAULT_TIMEOUT_S", "HostKernel", "Job", "why_died"]
+__all__ = ["DEFAULT_TIMEOUT_S", "HostKernel", "why_died"]
 
 DEFAULT_TIMEOUT_S = 60.0
 INTERRUPT_GRACE_S = 2.0  # then the kernel is replaced: it is stuck in a call that never returns
 BACK_S = 15.0  # how long a kernel that died is waited for
 SYNC_S = 0.5
-Message = dict[str, Any]
+REPLY_S = 10.0
 OnOutput = Callable[[Message], None]
 
 
@@ -56,41 +53,14 @@ class HostKernel:
         self.memory_mib = memory_mib
         self.lock = threading.RLock()
         self.running_since = 0.0
-        self._waiters: dict[str, queue.SimpleQueue[Message]] = {}
         self._synced = False
-        self._closed = False
         self._back = threading.Event()
-        self._client = self._connect()
+        self._channels = Channels(self.name, facts["kernel"])
         remote.listen(self._on_event)
-        self._pump_thread = threading.Thread(
-            target=self._pump, name=f"rdmalab-output-{self.name}", daemon=True
-        )
-        self._pump_thread.start()
-
-    def _connect(self) -> BlockingKernelClient:
-        import zmq
-        from jupyter_client.blocking.client import BlockingKernelClient
-
-        kernel = self.facts["kernel"]
-        context = zmq.Context()  # what is set here holds for every socket made in it
-        context.rcvhwm = context.sndhwm = context.linger = 0
-        context.curve_publickey, context.curve_secretkey = zmq.curve_keypair()
-        context.curve_serverkey = kernel["curve"].encode()
-        client = BlockingKernelClient(context=context)
-        info: dict[str, Any] = {"ip": "127.0.0.1", "transport": "tcp", "key": kernel["key"]}
-        info |= {f"{name}_port": port for name, port in kernel["ports"].items()}
-        client.load_connection_info(info)  # type: ignore[arg-type] # a TypedDict of these very keys
-        client.start_channels(shell=True, iopub=True, stdin=False, hb=False, control=False)
-        return client
 
     def close(self) -> None:
-        """End the thread and the connection; may be called twice."""
-        if self._closed:
-            return
-        self._closed = True
-        self._pump_thread.join(5)
-        self._client.stop_channels()
-        self._client.context.destroy(linger=0)
+        """Drop the connection; the kernel runs on. May be called twice."""
+        self._channels.close()
 
     # --- running code -----------------------------------------------------------------------
 
@@ -150,17 +120,16 @@ class HostKernel:
         """One request on the shell channel and its reply, with the output in between."""
         with self._turn(timeout_s):
             self._sync()
-            session = self._client.session
-            message = session.msg(kind, content)
-            ident = message["header"]["msg_id"]
-            with self._inbox(ident) as inbox:
-                session.send(self._client.shell_channel.socket, message, buffers=buffers)
+            with self._channels.ask(kind, content, buffers) as (ident, inbox):
                 try:
                     self._until_idle(inbox, timeout_s, on_output)
                 except (KeyboardInterrupt, HostTimeout) as error:
                     self._stop(inbox, on_output, error)
                     raise
-            return self._reply_to(ident)
+            reply = self._channels.reply(ident, REPLY_S)
+        if reply is None:
+            raise HostTimeout(self.name, "finished, but its reply is lost.", next_step="Try again.")
+        return reply
 
     @contextlib.contextmanager
     def _turn(self, timeout_s: float | None) -> Iterator[None]:
@@ -184,7 +153,7 @@ class HostKernel:
             self.lock.release()
 
     def _until_idle(
-        self, inbox: queue.SimpleQueue[Message], timeout_s: float | None, on_output: OnOutput | None
+        self, inbox: Inbox, timeout_s: float | None, on_output: OnOutput | None
     ) -> None:
         """Hand output on until the kernel says that it is idle again."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -224,9 +193,7 @@ class HostKernel:
             next_step=again if back else f"It did not come back; try lab.{self.name}.restart().",
         )
 
-    def _stop(
-        self, inbox: queue.SimpleQueue[Message], on_output: OnOutput | None, error: BaseException
-    ) -> None:
+    def _stop(self, inbox: Inbox, on_output: OnOutput | None, error: BaseException) -> None:
         """Interrupt what runs; replace the kernel if it does not react."""
         self.interrupt()
         try:
@@ -243,29 +210,14 @@ class HostKernel:
         except HostDied:
             pass  # it is fresh already, which is what stopping wants
 
-    def _reply_to(self, ident: str) -> Message:
-        """The reply on the shell channel; the kernel sends it before it says that it is idle."""
-        end = time.monotonic() + 10
-        while time.monotonic() < end:
-            if not self._client.shell_channel.socket.poll(int(SLICE_S * 1000)):
-                continue
-            message: Message = self._client.shell_channel.get_msg(timeout=0)
-            if message["parent_header"].get("msg_id") == ident:
-                return message
-        raise HostTimeout(self.name, "finished, but its reply is lost.", next_step="Run it again.")
-
     def _sync(self) -> None:
         """Make sure once per kernel that its output reaches us: a first question and its echo."""
         end = time.monotonic() + BACK_S
         while not self._synced:
-            message = self._client.session.msg("kernel_info_request", {})
-            ident = message["header"]["msg_id"]
-            with self._inbox(ident) as inbox:
-                self._client.shell_channel.send(message)
+            with self._channels.ask("kernel_info_request", {}, []) as (ident, inbox):
                 try:
                     self._until_idle(inbox, SYNC_S, None)
-                    self._reply_to(ident)
-                    self._synced = True
+                    self._synced = self._channels.reply(ident, SYNC_S) is not None
                 except HostTimeout:
                     if time.monotonic() > end:
                         raise HostTimeout(
@@ -291,36 +243,14 @@ class HostKernel:
             return None
         try:
             content = {"code": code, "cursor_pos": cursor}
-            reply = self.request("complete_request", content, [], timeout_s, None)
-            return dict(reply["content"])
-        except HostTimeout:
+            self._sync()
+            with self._channels.ask("complete_request", content, []) as (ident, _):
+                reply = self._channels.reply(ident, timeout_s)
+            return None if reply is None else dict(reply["content"])
+        except HostError:
             return None
         finally:
             self.lock.release()
-
-    # --- the output channel -----------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _inbox(self, ident: str) -> Iterator[queue.SimpleQueue[Message]]:
-        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._waiters[ident] = inbox
-        try:
-            yield inbox
-        finally:
-            del self._waiters[ident]
-
-    def _pump(self) -> None:
-        """Always drain the output channel; runs in its own thread."""
-        channel = self._client.iopub_channel
-        while not self._closed:
-            if channel.socket.poll(200):
-                try:
-                    message = channel.get_msg(timeout=0)
-                except ValueError:
-                    continue  # not signed with this lab's key
-                inbox = self._waiters.get(message["parent_header"].get("msg_id", ""))
-                if inbox is not None:
-                    inbox.put(message)
 
     def _on_event(self, event: dict[str, Any]) -> None:
         """The guest says that a kernel died or is back; called in the remote's thread."""
@@ -331,66 +261,4 @@ class HostKernel:
             return
         self._back.clear()
         self._synced = False
-        for inbox in list(self._waiters.values()):
-            inbox.put({"msg_type": "died", **event})
-
-
-class Job:
-    """Code that runs on a host beside the next cells; made by ``Host.start`` and ``%%on --bg``."""
-
-    def __init__(self, kernel: HostKernel, code: str, timeout_s: float | None) -> None:
-        self.host = kernel.name
-        self.messages: list[Message] = []
-        self._kernel = kernel
-        self._error: BaseException | None = None
-        self._started = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(code, timeout_s), name=f"rdmalab-job-{self.host}", daemon=True
-        )
-        self._thread.start()
-        self._started.wait(5)
-
-    def _run(self, code: str, timeout_s: float | None) -> None:
-        with self._kernel.lock:
-            self._started.set()
-            try:
-                self._kernel.run(code, timeout_s=timeout_s, on_output=self.messages.append)
-            except BaseException as error:
-                self._error = error
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, well or badly."""
-        return not self._thread.is_alive()
-
-    def wait(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Wait for the end. Raises :class:`HostTimeout` after ``timeout_s``; the job goes on."""
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._thread.is_alive():
-            left = SLICE_S if end is None else end - time.monotonic()
-            if left <= 0:
-                raise HostTimeout(
-                    self.host,
-                    f"The job is still running after {timeout_s:g} s.",
-                    next_step=f"Wait again, or stop it: lab.{self.host}.interrupt()",
-                )
-            self._thread.join(min(SLICE_S, left))
-
-    def result(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Wait, replay the job's output, and raise what it raised."""
-        from .outputs import Relay
-
-        self.wait(timeout_s)
-        with Relay(self.host) as relay:
-            for message in self.messages:
-                relay(message)
-        if self._error is not None:
-            raise self._error
-
-    def interrupt(self) -> None:
-        """Stop it; ``result()`` then raises KeyboardInterrupt's remote form."""
-        self._kernel.interrupt()
-
-    def __repr__(self) -> str:
-        how = "running" if not self.done else "failed" if self._error else "done"
-        return f"<Job on {self.host}: {how}>"
+        self._channels.tell_all({"msg_type": "died", **event})

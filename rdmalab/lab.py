@@ -18,7 +18,8 @@ from typing import Any
 from . import microvm, state
 from .errors import BackendError, UsageError
 from .faults import Fault
-from .kernels import DEFAULT_TIMEOUT_S, HostKernel, Job
+from .jobs import Job
+from .kernels import DEFAULT_TIMEOUT_S, HostKernel
 from .outputs import Relay
 from .remote import Remote
 from .state import LabState
@@ -190,7 +191,8 @@ def up(
 
     ``names``: hosts (default alice and bob); ``lab``: an id, for several labs at once (default
     ``RDMALAB_LAB`` or ``default``); ``say`` hears the progress of a start. Takes about a second
-    when these hosts were started on this machine before. Raises :class:`~rdmalab.errors.RdmalabError`.
+    when these hosts were started on this machine before. Raises
+    :class:`~rdmalab.errors.RdmalabError`.
     """
     running = ensure(names, lab=lab, backend=backend, say=say)
     opened = _open.get(running.lab)

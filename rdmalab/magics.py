@@ -29,7 +29,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from . import lab as labs
 from .errors import HostError, RdmalabError, UsageError
-from .kernels import DEFAULT_TIMEOUT_S, Job
+from .jobs import Job
+from .kernels import DEFAULT_TIMEOUT_S
 from .lab import Host, Lab
 
 __all__ = ["OnLine", "load", "parse_on"]

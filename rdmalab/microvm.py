@@ -14,14 +14,12 @@ import json
 import os
 import secrets
 import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from . import qemu, qmp, snapshot
+from .bootport import collect, launched
 from .cpio import write_cpio
 from .errors import BackendError
 from .image import GuestImage, build_image, find_image
@@ -36,7 +34,6 @@ BASE_RAM_MIB = 320
 BOOT_S = {"tcg": 180.0, "kvm": 40.0}  # until the kernels are parked
 THAW_S = {"tcg": 60.0, "kvm": 20.0}  # from -incoming until the kernels answer
 Say = Callable[[str], None]
-_children: list[subprocess.Popen[bytes]] = []  # QEMUs of this process, to be collected
 
 
 def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
@@ -80,7 +77,7 @@ def stop(lab: str) -> bool:
     Works with whatever is left of a lab: QEMU is found by the socket that it listens on.
     """
     folder = lab_folder(lab)
-    _children[:] = [process for process in _children if process.poll() is None]
+    collect()
     ended = qmp.end_qemu(folder / "qmp.sock")
     for pid in strays(folder):
         ended = True
@@ -230,104 +227,3 @@ def restore(
         write(state)
         boot.send({"op": "commit"})
     return state
-
-
-class BootPort:
-    """The conversation with a guest that is being started, in JSON lines."""
-
-    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], folder: Path) -> None:
-        self.sock, self.process, self.folder = sock, process, folder
-        self.pid = process.pid
-        self.buffer = b""
-
-    def send(self, message: dict[str, Any]) -> None:
-        """One message to the guest."""
-        self.sock.settimeout(5)
-        self.sock.sendall(json.dumps(message).encode() + b"\n")
-
-    def read(self, deadline_s: float, say: Say) -> dict[str, Any]:
-        """The guest's next message. :class:`BackendError` with its console if it does not come."""
-        begin = time.monotonic()
-        told = 0
-        while b"\n" not in self.buffer:
-            waited = time.monotonic() - begin
-            if waited // 10 > told:
-                told = int(waited // 10)
-                say(f"still starting ({waited:.0f} s; at most {deadline_s:.0f} s)")
-            if waited > deadline_s:
-                raise self.failure(f"did not answer in {deadline_s:.0f} s")
-            self.sock.settimeout(0.5)
-            try:
-                data = self.sock.recv(65536)
-            except TimeoutError:
-                continue
-            if not data:
-                raise self.failure("ended before it was ready")
-            self.buffer += data
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    def failure(self, what: str) -> BackendError:
-        """Why the guest is no more, with the last words of QEMU and of the guest."""
-        words = []
-        for name in ("qemu.log", "console.log"):
-            with contextlib.suppress(OSError):
-                lines = (self.folder / name).read_text(errors="replace").strip().splitlines()
-                words += [f"  {name}: {text[:200]}" for text in lines[-12:]]
-        shown = "\n".join(["", *words, ""]) if words else " "
-        return BackendError(
-            f"The guest {what}.{shown}", next_step="rdmalab doctor looks for a cause."
-        )
-
-
-@contextlib.contextmanager
-def launched(folder: Path, line: list[str]) -> Iterator[BootPort]:
-    """Start QEMU and accept its boot port. The port is closed at the end; QEMU runs on."""
-    path = folder / "boot.sock"
-    path.unlink(missing_ok=True)
-    (folder / "qmp.sock").unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind(str(path))
-        server.listen(1)
-        with open(folder / "qemu.log", "wb") as log:
-            log.write((qemu.shown(line) + "\n").encode())
-            log.flush()
-            process = subprocess.Popen(
-                line,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd="/",
-                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"},
-            )
-        _children.append(process)
-        server.settimeout(0.2)
-        sock = accept(server, process, folder)
-        with contextlib.closing(sock):
-            wait_listening(folder / "qmp.sock", process, sock, folder)
-            yield BootPort(sock, process, folder)
-
-
-def accept(server: socket.socket, process: subprocess.Popen[bytes], folder: Path) -> socket.socket:
-    """QEMU's connection to the boot port, made as soon as it has read its command line."""
-    end = time.monotonic() + 20
-    while True:
-        try:
-            return server.accept()[0]
-        except TimeoutError:
-            ended = process.poll() is not None
-        if ended or time.monotonic() > end:
-            raise BootPort(server, process, folder).failure("could not be started by QEMU")
-
-
-def wait_listening(
-    path: Path, process: subprocess.Popen[bytes], sock: socket.socket, folder: Path
-) -> None:
-    """Until QEMU's monitor is there; it is made before the boot port or just after."""
-    end = time.monotonic() + 20
-    while not path.exists():
-        if process.poll() is not None or time.monotonic() > end:
-            raise BootPort(sock, process, folder).failure("could not be started by QEMU")
-        time.sleep(0.002)

@@ -57,22 +57,23 @@ def settings_folder() -> Path:
     return folder
 
 
+def server_command(*, browser: bool, port: int) -> list[str]:
+    """JupyterLab's command line: loopback only, a token of its own making, no news pop-up."""
+    screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={labs_folder()}"]
+    command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"]
+    command += ["--ServerApp.port_retries=50", f"--LabApp.app_settings_dir={settings_folder()}"]
+    command += [] if browser and screen else ["--no-browser"]
+    return command + (["--allow-root"] if os.getuid() == 0 else [])
+
+
 def serve(*, lab: str | None, browser: bool, port: int, say: Callable[[str], None]) -> None:
     """Run JupyterLab until it ends; the hosts stay up (``rdmalab down`` stops them).
 
     Raises :class:`MachineError` if JupyterLab is not installed. A start of the hosts that fails is
     said, and said again by the first cell that needs them.
     """
-    folder = labs_folder()
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={folder}"]
-    command += [
-        "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}",
-        "--ServerApp.port_retries=50",
-    ]
-    command += [f"--LabApp.app_settings_dir={settings_folder()}"]
-    command += [] if browser and os.environ.get("DISPLAY") else ["--no-browser"]
-    command += ["--allow-root"] if os.getuid() == 0 else []
+    command = server_command(browser=browser, port=port)
     env = environment()
     if lab:
         env["RDMALAB_LAB"] = lab

@@ -34,10 +34,10 @@ ORDER: dict[str, tuple[str, ...]] = {
         "hostside",  # of which the controller may import SHARED only
         "doctor",  # runs before anything is installed
         "recipe manifest leash builder shelf image",  # what hosts boot from
-        "state qemu qmp snapshot microvm remote containers local",  # where hosts live
-        "outputs kernels faults capture lab magics notebook",  # what a notebook talks to
+        "state qemu qmp snapshot bootport microvm remote containers local",  # where hosts live
+        "outputs channels kernels jobs faults capture lab magics notebook",  # what a notebook talks to
         "view",  # pictures
-        "grading selftest bench cli",  # the other ways in
+        "grading selftest bench imagecli cli",  # the other ways in
         "__init__ __main__",
     ),
     "rdmalab.doctor": (
@@ -47,8 +47,8 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "rdmalab.hostside": (
         "__init__ values",  # `here`: in the guest this package is named rdmalab
-        "network hostkernel hostinit",
-        "control agent boot",
+        "network cgroup container hostkernel hostinit",
+        "hostlink nursery control agent boot",
         "verbs measure",
     ),
 }

@@ -8,22 +8,39 @@ ipykernel are all that the machinery needs; only the teaching modules import pyv
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-__all__ = ["HERE_FILE", "Here", "here"]
+__all__ = ["HERE_FILE", "Here", "gid_row", "here"]
 
 HERE_FILE = "/run/rdmalab/here.json"
+SYS_INFINIBAND = Path("/sys/class/infiniband")
+
+
+def gid_row(device: str, port: int, gid: str) -> int | None:
+    """The row of a port's GID table that holds ``gid`` (RoCE v2) at this moment, or None.
+
+    Rows move when addresses come and go, and row 0 is usually the link-local address, so a GID
+    is looked up by its value each time. Source: Documentation/ABI/stable/sysfs-class-infiniband.
+    """
+    folder = SYS_INFINIBAND / device / "ports" / str(port)
+    wanted = ipaddress.IPv6Address(gid).packed.hex(":", 2)
+    for row in range(len(list((folder / "gids").iterdir()))):
+        held = (folder / "gids" / str(row)).read_text().strip()
+        if held == wanted and "v2" in (folder / "gid_attrs" / "types" / str(row)).read_text():
+            return row
+    return None
 
 
 @dataclass(frozen=True)
 class Here:
     """This host's own facts.
 
-    ``gid`` is the IPv4-mapped GID (``::ffff:10.0.0.1``) and ``gid_index`` the row of the GID
-    table that holds it: look a GID up by value, the row can move. ``mtu`` is the port's active
-    path MTU in bytes (``ibv_port_attr.active_mtu``).
+    ``gid`` is the IPv4-mapped GID (``::ffff:10.0.0.1``). ``mtu`` is the port's active path MTU in
+    bytes (``ibv_port_attr.active_mtu``).
     """
 
     lab: str
@@ -32,9 +49,19 @@ class Here:
     device: str
     port: int
     gid: str
-    gid_index: int
     mtu: int
     peers: dict[str, str]  # name -> IPv4 address, this host included
+
+    @property
+    def gid_index(self) -> int:
+        """The row of the GID table that holds ``gid`` now. ``LookupError`` if none does."""
+        row = gid_row(self.device, self.port, self.gid)
+        if row is None:
+            raise LookupError(
+                f"{self.device} has no GID {self.gid} now: has eth0 lost its address {self.ip}?"
+                f" ip addr add {self.ip}/24 dev eth0 brings it back."
+            )
+        return row
 
 
 def __getattr__(name: str) -> Any:

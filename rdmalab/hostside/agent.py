@@ -24,42 +24,21 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from . import network
+from .hostlink import CHANNELS, CONTROL_PORT, GUEST_ADDRESS, HostLink, listen, say
 from .network import HostSpec
+from .nursery import start_nursery
 
-__all__ = ["CHANNELS", "CONTROL_PORT", "Agent", "main"]
+__all__ = ["Agent", "main"]
 
-CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
-CONTROL_PORT = 7000
-GUEST_ADDRESS = "10.0.2.15"
 PLAN_FILE = Path("/opt/rdmalab/lab.json")
 PORT_NAME = "org.rdmalab.boot"
 MODULES = ("virtio_net", "veth", "bridge", "ib_uverbs", "rdma_rxe", "rdma_ucm")
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 PARKED_DEADLINE_S = 120.0  # a guest that nobody thaws in this time powers itself off
-
-
-@dataclass
-class HostLink:
-    """The agent's side of one host."""
-
-    spec: HostSpec
-    index: int
-    sock: socket.socket
-    listeners: dict[str, socket.socket]
-    state: str = "starting"
-    mtu: int = 0
-    keys: dict[str, str] = field(default_factory=dict)
-    here: dict[str, Any] = field(default_factory=dict)
-
-
-def say(text: str) -> None:
-    """One line on the guest's console, which the controller keeps as a log."""
-    print(f"rdmalab-agent {time.monotonic():7.2f}  {text}", file=sys.__stderr__, flush=True)
 
 
 def power_off(why: str) -> NoReturn:
@@ -72,7 +51,7 @@ def power_off(why: str) -> NoReturn:
 
 def set_up_guest() -> None:
     """The file systems that init left out, cgroup controllers, modules, the guest's own link."""
-    from .hostinit import mount
+    from .container import mount
 
     for source, target, kind, data in (
         ("tmpfs", "/run", "tmpfs", "mode=755,size=16m"),
@@ -96,66 +75,12 @@ def connect_guest() -> None:
     network.run(["ip", "-batch", "-"], lines)
 
 
-def listen(port: int) -> socket.socket:
-    """A listening socket on the guest's own link; hosts cannot reach that address."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((GUEST_ADDRESS, port))
-    sock.listen(64)
-    return sock
-
-
 def open_port() -> Any:
     """The virtio-serial port to the controller, found by name."""
     for entry in Path("/sys/class/virtio-ports").iterdir():
         if (entry / "name").read_text().strip() == PORT_NAME:
             return os.open(f"/dev/{entry.name}", os.O_RDWR)
     power_off(f"no virtio port named {PORT_NAME}")
-
-
-def nursery(channel: socket.socket) -> NoReturn:
-    """Import what every kernel needs, once, then fork a host for each order of the agent."""
-    import gc
-
-    import numpy  # noqa: F401
-    import pyverbs.addr
-    import pyverbs.cq
-    import pyverbs.device
-    import pyverbs.mr
-    import pyverbs.pd
-    import pyverbs.qp
-    import pyverbs.wr  # noqa: F401
-
-    from . import hostinit, hostkernel
-
-    hostkernel.warm_up()
-    gc.collect()
-    gc.freeze()
-    channel.send(b"ready")
-    while True:
-        data, fds, _, _ = socket.recv_fds(channel, 65536, 1 + len(CHANNELS))
-        if not data:
-            os._exit(0)
-        order = json.loads(data)
-        socks = [socket.socket(fileno=fd) for fd in fds]
-        listeners = dict(zip(CHANNELS, socks[1:], strict=True))
-        hostinit.become(HostSpec(**order["spec"]), socks[0], listeners, order["peers"])
-        for sock in socks:
-            sock.close()
-
-
-def start_nursery() -> socket.socket:
-    """Fork the nursery; it imports while the agent builds the network."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
-        try:
-            ours.close()
-            nursery(theirs)
-        except BaseException:
-            traceback.print_exc(file=sys.__stderr__)
-        os._exit(1)
-    theirs.close()
-    return ours
 
 
 def reseed(seed: bytes) -> None:
@@ -186,21 +111,19 @@ class Agent:
         hosts_file = "".join(f"{ip}\t{name}\n" for name, ip in peers.items())
         Path("/etc/hosts").write_text(f"127.0.0.1\tlocalhost\n{hosts_file}")
         for index, spec in enumerate(self.specs):
-            self.hosts[spec.name] = self.order_host(nursery_sock, index, spec, peers)
+            self.hosts[spec.name] = self.order_host(nursery_sock, index, spec)
         for link in self.hosts.values():
             link.mtu = network.active_mtu(link.spec.device)
             self.wait_parked(link)
         nursery_sock.close()
         say("kernels are parked")
 
-    def order_host(
-        self, nursery_sock: socket.socket, index: int, spec: HostSpec, peers: dict[str, str]
-    ) -> HostLink:
+    def order_host(self, nursery_sock: socket.socket, index: int, spec: HostSpec) -> HostLink:
         """Have the nursery fork one host."""
         base = CONTROL_PORT + 100 + 10 * index
         listeners = {name: listen(base + i) for i, name in enumerate(CHANNELS)}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order = json.dumps({"spec": spec.__dict__, "peers": peers}).encode()
+        order = json.dumps({"spec": spec.__dict__}).encode()
         fds = [theirs.fileno(), *(sock.fileno() for sock in listeners.values())]
         socket.send_fds(nursery_sock, [order], fds)
         theirs.close()
@@ -233,9 +156,8 @@ class Agent:
             self.introduce(link, order)
         for link in self.hosts.values():
             self.wait_ready(link)
-            facts = {
-                key: link.here[key] for key in ("name", "ip", "device", "gid", "gid_index", "mtu")
-            }
+            facts = {key: link.here[key] for key in ("name", "ip", "device", "gid", "mtu")}
+            facts["gid_index"] = network.find_gid(link.spec.device, link.spec.ip)
             ports = {name: sock.getsockname()[1] for name, sock in link.listeners.items()}
             kernel = {
                 "key": link.keys["key"],
@@ -266,7 +188,6 @@ class Agent:
             "device": spec.device,
             "port": 1,
             "gid": f"::ffff:{spec.ip}",
-            "gid_index": network.find_gid(spec.device, spec.ip),
             "mtu": link.mtu,
             "peers": {other.name: other.ip for other in self.specs},
         }

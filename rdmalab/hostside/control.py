@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import zmq
 
 from . import network
-from .agent import CONTROL_PORT, GUEST_ADDRESS, HostLink, listen, say
+from .hostlink import CONTROL_PORT, GUEST_ADDRESS, HostLink, listen, say
 
 __all__ = ["ControlServer", "Running"]
 

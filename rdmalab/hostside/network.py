@@ -17,10 +17,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import gid_row
+
 __all__ = ["BRIDGE", "HostSpec", "active_mtu", "commands", "find_gid", "run", "uverbs_node"]
 
 BRIDGE = "br0"
-SYS_INFINIBAND = Path("/sys/class/infiniband")
 SYS_VERBS = Path("/sys/class/infiniband_verbs")
 
 
@@ -139,17 +140,12 @@ def find_gid(device: str, ip: str, timeout_s: float = 5.0) -> int:
     The kernel fills the table after the address has been set, so this waits until the entry is
     there. Raises ``RuntimeError`` after ``timeout_s``.
     """
-    octets = [int(part) for part in ip.split(".")]
-    wanted = "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*octets)
-    folder = SYS_INFINIBAND / device / "ports" / "1" / "gids"
     deadline = time.monotonic() + timeout_s
-    while True:
-        for index in range(16):
-            if (folder / str(index)).read_text().strip() == wanted:
-                return index
+    while (row := gid_row(device, 1, f"::ffff:{ip}")) is None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{device} shows no GID ::ffff:{ip} after {timeout_s} s")
         time.sleep(0.02)
+    return row
 
 
 def active_mtu(device: str) -> int:

@@ -1,0 +1,157 @@
+"""Start a QEMU and talk with its guest over the boot port, in JSON lines, until it is a lab's.
+
+The port is a Unix socket in the lab's 0700 folder that QEMU connects to as it starts. The guest
+powers itself off when the other end goes away too early, so a start that is killed leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import qemu
+from .errors import BackendError
+from .paths import cache_dir
+
+__all__ = ["BootPort", "collect", "launched"]
+
+LOGS_KEPT = 10
+_children: list[subprocess.Popen[bytes]] = []  # QEMUs of this process, to be collected
+
+
+def collect() -> None:
+    """Collect QEMUs of this process that have ended, so that none stays a zombie."""
+    _children[:] = [process for process in _children if process.poll() is None]
+
+
+class BootPort:
+    """The conversation with a guest that is being started, in JSON lines."""
+
+    def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.sock, self.process, self.folder = sock, process, folder
+        self.pid = process.pid
+        self.buffer = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """One message to the guest."""
+        self.sock.settimeout(5)
+        self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self, deadline_s: float, say: Callable[[str], None]) -> dict[str, Any]:
+        """The guest's next message. :class:`BackendError` with its console if it does not come."""
+        begin = time.monotonic()
+        told = 0
+        while b"\n" not in self.buffer:
+            waited = time.monotonic() - begin
+            if waited // 10 > told:
+                told = int(waited // 10)
+                say(f"still starting ({waited:.0f} s; at most {deadline_s:.0f} s)")
+            if waited > deadline_s:
+                raise self.failure(f"did not answer in {deadline_s:.0f} s")
+            self.sock.settimeout(0.5)
+            try:
+                data = self.sock.recv(65536)
+            except TimeoutError:
+                continue
+            if not data:
+                raise self.failure("ended before it was ready")
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def failure(self, what: str) -> BackendError:
+        """Why the guest is no more: QEMU's and the guest's last words, where all of it is."""
+        texts = {}
+        for name in ("qemu.log", "console.log"):
+            with contextlib.suppress(OSError):
+                texts[name] = (self.folder / name).read_text(errors="replace").strip()
+        qemu_said = texts.get("qemu.log", "").splitlines()[1:]
+        last = [*qemu_said[-3:], *last_words(texts.get("console.log", ""))]
+        shown = "\n".join(["", *(f"  {line[:200]}" for line in last), ""]) if last else " "
+        where = keep_log("\n".join(texts.values()))
+        return BackendError(f"The guest {what}.{shown}{where}", next_step="Then: rdmalab doctor.")
+
+
+def last_words(console: str) -> list[str]:
+    """The lines of a guest's console that tell why it ended: a traceback, or else the last ones."""
+    lines = [line for line in console.splitlines() if "\x1b[33m" not in line]
+    traces = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
+    if not traces:
+        return [line.replace("\x1b[0m", "").replace("\x1b[32m", "") for line in lines[-6:]]
+    trace = lines[traces[-1] :]
+    end = next((i for i, line in enumerate(trace) if i and not line.startswith(" ")), len(trace))
+    return trace[: end + 1]
+
+
+def keep_log(text: str) -> str:
+    """Keep a failed start's log in the cache folder; returns a sentence with its place."""
+    folder = cache_dir() / "logs"
+    file = folder / f"start-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    try:
+        folder.mkdir(exist_ok=True)
+        file.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        return f"Its log could not be kept ({error.strerror})."
+    for old in sorted(folder.glob("start-*.log"))[:-LOGS_KEPT]:
+        old.unlink(missing_ok=True)
+    return f"Its log is {file}."
+
+
+@contextlib.contextmanager
+def launched(folder: Path, line: list[str]) -> Iterator[BootPort]:
+    """Start QEMU and accept its boot port. The port is closed at the end; QEMU runs on."""
+    path = folder / "boot.sock"
+    path.unlink(missing_ok=True)
+    (folder / "qmp.sock").unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(1)
+        with open(folder / "qemu.log", "wb") as log:
+            log.write((qemu.shown(line) + "\n").encode())
+            log.flush()
+            process = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"},
+            )
+        _children.append(process)
+        server.settimeout(0.2)
+        sock = accept(server, process, folder)
+        with contextlib.closing(sock):
+            wait_listening(folder / "qmp.sock", process, sock, folder)
+            yield BootPort(sock, process, folder)
+
+
+def accept(server: socket.socket, process: subprocess.Popen[bytes], folder: Path) -> socket.socket:
+    """QEMU's connection to the boot port, made as soon as it has read its command line."""
+    end = time.monotonic() + 20
+    while True:
+        try:
+            return server.accept()[0]
+        except TimeoutError:
+            ended = process.poll() is not None
+        if ended or time.monotonic() > end:
+            raise BootPort(server, process, folder).failure("could not be started by QEMU")
+
+
+def wait_listening(
+    path: Path, process: subprocess.Popen[bytes], sock: socket.socket, folder: Path
+) -> None:
+    """Until QEMU's monitor is there; it is made before the boot port or just after."""
+    end = time.monotonic() + 20
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > end:
+            raise BootPort(sock, process, folder).failure("could not be started by QEMU")
+        time.sleep(0.002)

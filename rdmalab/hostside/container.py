@@ -1,0 +1,143 @@
+"""What makes a host a machine of its own: mounts, device nodes, identity, rights.
+
+Everything here acts on the calling process and its namespaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from . import HERE_FILE, Here
+from .cgroup import Cgroup
+from .network import HostSpec, uverbs_node
+
+__all__ = ["LEARNER_UID", "lower_rights", "mount", "set_up", "take_identity"]
+
+LEARNER_UID = 1000
+HOME = "/home/learner"
+MEMLOCK_BYTES = 64 << 20
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REC, MS_PRIVATE = 16384, 1 << 18
+PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
+SIOCSIFHWADDR, ARPHRD_ETHER = 0x8924, 1
+KEEP_FOR_ROOT = {12, 13, 14, 19}  # capabilities(7): NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
+    """mount(2). Raises ``OSError`` with the target's name."""
+    done = libc.mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()
+    )
+    if done:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), target)
+
+
+def set_up(spec: HostSpec) -> None:
+    """Hostname and mounts: what makes this a machine of its own."""
+    socket.sethostname(spec.name)
+    Path("/proc/self/oom_score_adj").write_text("-1000")
+    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
+    mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
+    make_dev(spec)
+    for target, mode in (("/tmp", "1777"), ("/run", "755"), ("/var/tmp", "1777")):
+        mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={mode}")
+    home = f"mode=700,uid={LEARNER_UID},gid={LEARNER_UID}"
+    mount("tmpfs", HOME, "tmpfs", MS_NOSUID | MS_NODEV, home)
+    os.chdir(HOME)
+    for name in os.listdir("/sys/class/infiniband"):
+        if name != spec.device:
+            real = os.path.realpath(f"/sys/class/infiniband/{name}")
+            mount("tmpfs", real, "tmpfs", MS_RDONLY, "mode=000")
+
+
+def make_dev(spec: HostSpec) -> None:
+    """A /dev of its own: the usual nodes, and of RDMA this host's device only."""
+    mount("tmpfs", "/dev", "tmpfs", MS_NOSUID, "mode=755")
+    os.umask(0)
+    for name, minor in (("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)):
+        os.mknod(f"/dev/{name}", 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+    os.mknod("/dev/tty", 0o666 | stat.S_IFCHR, os.makedev(5, 0))
+    for name in ("pts", "shm", "infiniband"):
+        os.mkdir(f"/dev/{name}", 0o755)
+    mount("devpts", "/dev/pts", "devpts", MS_NOSUID, "newinstance,ptmxmode=0666")
+    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    os.symlink("pts/ptmx", "/dev/ptmx")
+    for link, target in (
+        ("fd", "fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ):
+        os.symlink(f"/proc/self/{target}", f"/dev/{link}")
+    node, major, minor = uverbs_node(spec.device)
+    os.mknod(f"/dev/infiniband/{node}", 0o666 | stat.S_IFCHR, os.makedev(major, minor))
+    cm = Path("/sys/class/misc/rdma_cm/dev").read_text().strip().split(":")
+    os.mknod("/dev/infiniband/rdma_cm", 0o666 | stat.S_IFCHR, os.makedev(*map(int, cm)))
+    os.umask(0o022)
+
+
+def take_identity(here: dict[str, Any], mac: str) -> None:
+    """Take the lab's MAC address and facts; called at each start, restored or not."""
+    request = struct.pack("16sH6s8x", b"eth0", ARPHRD_ETHER, bytes.fromhex(mac.replace(":", "")))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, SIOCSIFHWADDR, request)
+    os.makedirs(os.path.dirname(HERE_FILE), exist_ok=True)
+    Path(HERE_FILE).write_text(json.dumps(asdict(Here(**here))))
+
+
+def lower_rights(spec: HostSpec, cgroup: Cgroup, leaf: str, *, root: bool = False) -> None:
+    """From here on: in the limited cgroup, without rights over the host.
+
+    ``root`` keeps uid 0 with the four capabilities of an administrator of this host's own
+    network (for ``rdmalab exec --root``); it is never used for a kernel.
+    """
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    cgroup.enter(leaf)
+    cgroup.close()
+    Path("/proc/self/oom_score_adj").write_text("500")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (MEMLOCK_BYTES, MEMLOCK_BYTES))
+    for cap in range(64):
+        if not (root and cap in KEEP_FOR_ROOT):
+            libc.prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not root:
+        os.setgroups([])
+        os.setresgid(LEARNER_UID, LEARNER_UID, LEARNER_UID)
+        os.setresuid(LEARNER_UID, LEARNER_UID, LEARNER_UID)
+    os.environ.clear()
+    os.environ.update(environment(spec.name, "root" if root else "learner"))
+    os.chdir(HOME)
+
+
+def environment(host: str, user: str) -> dict[str, str]:
+    """The environment of everything that runs on a host."""
+    return {
+        "HOME": HOME,
+        "USER": user,
+        "LOGNAME": user,
+        "HOSTNAME": host,
+        "PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin",
+        "PYTHONPATH": "/opt/rdmalab",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "IPYTHONDIR": f"{HOME}/.ipython",
+        "LANG": "C.UTF-8",
+        "TERM": "xterm-256color",
+    }

@@ -1,0 +1,73 @@
+"""Code that runs on a host beside the next cells."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from .channels import Message
+from .errors import HostTimeout
+from .kernels import DEFAULT_TIMEOUT_S, HostKernel
+from .outputs import Relay
+from .remote import SLICE_S
+
+__all__ = ["Job"]
+
+
+class Job:
+    """Code that runs on a host beside the next cells; made by ``Host.start`` and ``%%on --bg``."""
+
+    def __init__(self, kernel: HostKernel, code: str, timeout_s: float | None) -> None:
+        self.host = kernel.name
+        self.messages: list[Message] = []
+        self._kernel = kernel
+        self._error: BaseException | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(code, timeout_s), name=f"rdmalab-job-{self.host}", daemon=True
+        )
+        self._thread.start()
+        self._started.wait(5)
+
+    def _run(self, code: str, timeout_s: float | None) -> None:
+        with self._kernel.lock:
+            self._started.set()
+            try:
+                self._kernel.run(code, timeout_s=timeout_s, on_output=self.messages.append)
+            except BaseException as error:
+                self._error = error
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Wait for the end. Raises :class:`HostTimeout` after ``timeout_s``; the job goes on."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._thread.is_alive():
+            left = SLICE_S if end is None else end - time.monotonic()
+            if left <= 0:
+                raise HostTimeout(
+                    self.host,
+                    f"The job is still running after {timeout_s:g} s.",
+                    next_step=f"Wait again, or stop it: lab.{self.host}.interrupt()",
+                )
+            self._thread.join(min(SLICE_S, left))
+
+    def result(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        """Wait, replay the job's output, and raise what it raised."""
+        self.wait(timeout_s)
+        with Relay(self.host) as relay:
+            for message in self.messages:
+                relay(message)
+        if self._error is not None:
+            raise self._error
+
+    def interrupt(self) -> None:
+        """Stop it; ``result()`` then raises KeyboardInterrupt's remote form."""
+        self._kernel.interrupt()
+
+    def __repr__(self) -> str:
+        how = "running" if not self.done else "failed" if self._error else "done"
+        return f"<Job on {self.host}: {how}>"
