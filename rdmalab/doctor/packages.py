@@ -85,6 +85,7 @@ NEEDS: tuple[Need, ...] = (
         "debian-archive-keyring",
     ),
     Need("test", "chromium", "chromium", "chromium", "chromium", "chromium"),
+    Need("test", "cpio", "cpio", "cpio", "cpio", "cpio"),
     Need("test", "tshark", "tshark", "wireshark-cli", "wireshark-cli", "wireshark"),
     Need("test", "sudo", "sudo", "sudo", "sudo"),
     Need("test", "setpriv", "util-linux", "util-linux", "util-linux"),

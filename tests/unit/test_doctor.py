@@ -94,6 +94,7 @@ def test_b59_kvm_that_this_user_may_not_open(tree: Path) -> None:
     assert "emulation" in check.detail
 
 
+@pytest.mark.may_skip("the case is root's to make")
 def test_b59_the_group_that_owns_the_device_is_named(tree: Path) -> None:
     """B59 (a), on a distribution that did it right: one step, with the device's real group."""
     node = write(tree / "kvm")
@@ -357,10 +358,12 @@ def test_b03_uverbs_permission(tree: Path, programs: Path) -> None:
     """B03 (2): the node is closed to this user, whatever libibverbs lists."""
     for listed in ((), ("rxe0",)):
         fake_ibv_devices(programs, *listed)
-        (rdma_tree(tree) / "dev/infiniband/uverbs0").chmod(0o000)
+        node = rdma_tree(tree) / "dev/infiniband/uverbs0"
+        node.chmod(0o000)
         programs.parent.chmod(0o755)
         with another_user():
             check = devices.rdma_devices(tree)
+        node.chmod(0o600)
         assert check.code == "uverbs_permission"
         assert "/dev/infiniband/uverbs0" in check.detail
 
