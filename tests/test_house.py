@@ -30,14 +30,22 @@ README_LINES_MAX = 150
 # its own row. A new module gets its place here; if none fits, it probably mixes two things.
 ORDER: dict[str, tuple[str, ...]] = {
     "rdmalab": (
-        "errors paths cpio topology qpstate",  # pure data, and where files live
-        "hostside",  # of which the controller may import SHARED only
-        "doctor",  # runs before anything is installed
-        "recipe manifest leash builder shelf image",  # what hosts boot from
-        "state qemu qmp snapshot bootport microvm remote containers local",  # where hosts live
-        "outputs channels kernels jobs faults capture lab magics notebook",  # what a notebook talks to
-        "view",  # pictures
-        "grading selftest bench imagecli cli",  # the other ways in
+        # pure data, and where files live
+        "errors paths cpio topology qpstate",
+        # of which the controller may import SHARED only
+        "hostside",
+        # runs before anything is installed
+        "doctor",
+        # what hosts boot from
+        "recipe manifest leash builder shelf image",
+        # where hosts live
+        "state qemu qmp snapshot bootport microvm remote containers local",
+        # what a notebook talks to
+        "outputs channels kernels jobs faults capture lab magics notebook",
+        # pictures
+        "view",
+        # the other ways in
+        "grading selftest bench imagecli cli",
         "__init__ __main__",
     ),
     "rdmalab.doctor": (
