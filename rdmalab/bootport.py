@@ -20,7 +20,7 @@ from . import qemu
 from .errors import BackendError
 from .paths import cache_dir
 
-__all__ = ["BootPort", "collect", "launched"]
+__all__ = ["BootPort", "GuestPanic", "collect", "launched"]
 
 LOGS_KEPT = 10
 _children: list[subprocess.Popen[bytes]] = []  # QEMUs of this process, to be collected
@@ -29,6 +29,15 @@ _children: list[subprocess.Popen[bytes]] = []  # QEMUs of this process, to be co
 def collect() -> None:
     """Collect QEMUs of this process that have ended, so that none stays a zombie."""
     _children[:] = [process for process in _children if process.poll() is None]
+
+
+class GuestPanic(BackendError):
+    """The guest's kernel panicked while it was being started."""
+
+    @property
+    def log(self) -> str:
+        """The sentence that says where the log is."""
+        return self.what[self.what.rindex("Its log") :]
 
 
 class BootPort:
@@ -77,7 +86,9 @@ class BootPort:
         last = [*qemu_said[-3:], *last_words(texts.get("console.log", ""))]
         shown = "\n".join(["", *(f"  {line[:200]}" for line in last), ""]) if last else " "
         where = keep_log("\n".join(texts.values()))
-        return BackendError(f"The guest {what}.{shown}{where}", next_step="Then: rdmalab doctor.")
+        panicked = "Kernel panic" in texts.get("console.log", "")
+        error = GuestPanic if panicked else BackendError
+        return error(f"The guest {what}.{shown}{where}", next_step="Then: rdmalab doctor.")
 
 
 def last_words(console: str) -> list[str]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import qemu, qmp, snapshot
-from .bootport import collect, launched
+from .bootport import GuestPanic, collect, launched
 from .cpio import write_cpio
 from .errors import BackendError
 from .image import GuestImage, build_image, find_image
@@ -31,6 +31,7 @@ __all__ = ["start", "stop"]
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 CONTROL_PORT = 7000
 BASE_RAM_MIB = 320
+BOOT_TRIES = 3
 BOOT_S = {"tcg": 180.0, "kvm": 40.0}  # until the kernels are parked
 THAW_S = {"tcg": 60.0, "kvm": 20.0}  # from -incoming until the kernels answer
 Say = Callable[[str], None]
@@ -166,23 +167,43 @@ def cold_start(
     key: str,
     say: Say,
 ) -> snapshot.Snapshot:
-    """Boot a guest until its kernels are parked, save it, end it."""
+    """Boot a guest until its kernels are parked, save it, end it.
+
+    A guest whose kernel panics while it boots gets another try: emulated processors in threads of
+    their own lose a race with a kernel that patches its own code, once in some hundred boots.
+    """
     how = machine.accel
     say(f"first start of these hosts: booting a guest under {how.name} ({how.why})")
     with snapshot.make(machine.ram_mib) as new:
         initrd = new.folder / "initrd"
         initrd.write_bytes(image.initrd.read_bytes() + write_cpio(files))
         line = qemu.command(machine, image, folder, initrd, new.ram, restore=False)
+        for attempt in range(1, BOOT_TRIES + 1):
+            try:
+                boot_and_save(folder, line, new, BOOT_S[how.name], say)
+                break
+            except GuestPanic as panic:
+                if attempt == BOOT_TRIES:
+                    raise
+                say(f"the guest's kernel panicked as it booted; trying again ({panic.log})")
+        initrd.unlink()
+        return snapshot.publish(new, key)
+
+
+def boot_and_save(
+    folder: Path, line: list[str], new: snapshot.Snapshot, deadline_s: float, say: Say
+) -> None:
+    """One boot, up to the saved state."""
+    try:
         with launched(folder, line) as boot:
-            event = boot.read(BOOT_S[how.name], say)
+            event = boot.read(deadline_s, say)
             if event.get("event") != "parked":
                 raise BackendError(f"The guest says {event} instead of being ready.")
             say("the hosts are built; saving this moment for the next starts")
             with qmp.monitor(folder / "qmp.sock") as monitor:
                 qmp.migrate_out(monitor, new.state)
+    finally:
         qmp.end_qemu(folder / "qmp.sock")
-        initrd.unlink()
-        return snapshot.publish(new, key)
 
 
 def restore(

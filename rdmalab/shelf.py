@@ -186,7 +186,8 @@ def _handling(handlers: dict[signal.Signals, _Handler]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    heard = [number for number in handlers if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, handlers[number]) for number in heard}
     try:
         yield
     finally:

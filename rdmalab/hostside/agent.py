@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 from . import network
 from .hostlink import CHANNELS, CONTROL_PORT, GUEST_ADDRESS, HostLink, listen, say
 from .network import HostSpec
-from .nursery import start_nursery
 
 __all__ = ["Agent", "main"]
 
@@ -97,9 +96,8 @@ class Agent:
         self.specs = [HostSpec(**facts) for facts in plan["hosts"]]
         self.hosts: dict[str, HostLink] = {}
 
-    def boot(self) -> None:
+    def boot(self, nursery_sock: socket.socket) -> None:
         """Network, devices, hosts; returns when every kernel is parked."""
-        nursery_sock = start_nursery()
         connect_guest()
         for command, lines, netns in network.commands(self.specs):
             network.run(command, lines, netns)
@@ -231,14 +229,14 @@ def converse(agent: Agent) -> None:
     signal.alarm(0)
 
 
-def main() -> NoReturn:
-    """Entry point of the guest's process 1."""
+def main(nursery_sock: socket.socket) -> NoReturn:
+    """Entry point of the guest's process 1; ``nursery_sock`` leads to the nursery (``boot``)."""
     try:
         signal.signal(signal.SIGALRM, lambda *_: power_off("nobody thawed this guest"))
         say("agent starts")
         set_up_guest()
         agent = Agent(json.loads(PLAN_FILE.read_text()))
-        agent.boot()
+        agent.boot(nursery_sock)
         converse(agent)
         from .control import ControlServer
 

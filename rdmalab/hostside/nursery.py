@@ -13,12 +13,13 @@ import os
 import socket
 import sys
 import traceback
+import types
 from typing import NoReturn
 
 from .hostlink import CHANNELS
 from .network import HostSpec
 
-__all__ = ["start_nursery"]
+__all__ = ["serve"]
 
 PRELOADED = (
     "numpy",
@@ -26,13 +27,41 @@ PRELOADED = (
 )
 
 
-def nursery(channel: socket.socket) -> NoReturn:
-    """Import what every kernel needs, once, then fork a host for each order of the agent."""
-    from . import hostinit, hostkernel
+NOT_NEEDED = ("jedi", "debugpy")  # a second each under emulation; completion asks live objects
 
+
+def preload() -> None:
+    """Import what a kernel needs, without IPython's terminal front end, which it never uses."""
+    terminal = types.ModuleType("IPython.terminal.embed")
+    terminal.__dict__["embed"] = no_terminal
+    sys.modules[terminal.__name__] = terminal
+    sys.modules.update(dict.fromkeys(NOT_NEEDED))  # importing these now raises ImportError
     for name in PRELOADED:
         importlib.import_module(name)
-    hostkernel.warm_up()
+    importlib.import_module(f"{__package__}.hostkernel").warm_up()
+    for name in (*NOT_NEEDED, terminal.__name__):
+        del sys.modules[name]
+
+
+def no_terminal(*args: object, **kwargs: object) -> None:
+    """What ``IPython.embed`` is on a host."""
+    raise RuntimeError("a host has no terminal to embed IPython in; the notebook is its terminal")
+
+
+def serve(channel: socket.socket) -> NoReturn:
+    """Serve the agent; an error ends the process, which the agent notices."""
+    try:
+        forks(channel)
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    os._exit(1)
+
+
+def forks(channel: socket.socket) -> NoReturn:
+    """Import what every kernel needs, once, then fork a host for each order of the agent."""
+    preload()
+    from . import hostinit
+
     gc.collect()
     gc.freeze()
     channel.send(b"ready")
@@ -46,17 +75,3 @@ def nursery(channel: socket.socket) -> NoReturn:
         hostinit.become(HostSpec(**order["spec"]), socks[0], listeners)
         for sock in socks:
             sock.close()
-
-
-def start_nursery() -> socket.socket:
-    """Fork the nursery; it imports while the agent builds the network."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
-        try:
-            ours.close()
-            nursery(theirs)
-        except BaseException:
-            traceback.print_exc(file=sys.__stderr__)
-        os._exit(1)
-    theirs.close()
-    return ours
