@@ -51,8 +51,8 @@ lab = rdmalab.up()
 
 # %% [markdown]
 # **What happened.** Two names, two addresses, and each host lists only its own few processes.
-# Everything on a host runs as the ordinary user `learner`: one needs rights to *set up* an RDMA
-# device, but only its device file to *use* it.
+# Process 1 takes care of the host. All that *you* run is the ordinary user `learner`: one needs
+# rights to *set up* an RDMA device, but only its device file to *use* it.
 
 # %% [markdown]
 # ## 2 The RDMA device
@@ -71,8 +71,9 @@ lab = rdmalab.up()
 
 # %% [markdown]
 # **What happened.** `rdma link` reads the kernel's list, and both hosts share one kernel, so alice
-# sees that bob's device exists. She cannot use it: a program opens a device through its file in
-# `/dev/infiniband`, and her folder holds the file of her own device only.
+# sees that bob's device exists. She cannot use it: a program opens a device through its `uverbs`
+# file in `/dev/infiniband`, and the only one in her folder is that of her own device. (`rdma_cm` is
+# the connection manager, of which more in Lab 02.)
 #
 # Now ask alice's device about itself. `here` is the kit's note on the host a cell runs on.
 
@@ -99,8 +100,8 @@ print(here.name, here.ip, here.device, "port", here.port)
 # ## 3 The address: a GID
 #
 # Peers on RoCE name each other by **GID**, a 128-bit number written like an IPv6 address. A port
-# has a *table* of them: one entry for each IP address of `eth0`. A program picks an entry of its
-# own table by **index** and asks for the peer's entry by **value**.
+# has a *table* of them, which the kernel fills from the addresses of `eth0`. A program picks its own
+# GID by **index** and names the peer's by **value**.
 #
 # **Predict.** Alice's address is `10.0.0.1`, four bytes. How will it look in sixteen?
 
@@ -116,8 +117,8 @@ for index, gid in gids.items():
     print(f"{here.name} GID {index}: {gid}")
 
 # %% [markdown]
-# **What happened.** The entry that begins with `fe80` is the interface's own link-local IPv6
-# address. The other, with `ffff` before the last two groups, is the *IPv4-mapped* form of the
+# **What happened.** What begins with `fe80` is a link-local IPv6 address, made from the interface's
+# hardware address. The entry with `ffff` before the last two groups is the *IPv4-mapped* form of the
 # host's address: `0a00:0001` is 10, 0, 0, 1 in hexadecimal. Wanted is that one.
 #
 # Many programs have its index as a fixed number. It is a common cause of "it works on my machine":
