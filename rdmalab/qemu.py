@@ -181,7 +181,7 @@ def kernel_line(*words: str) -> str:
     """The guest kernel's command line."""
     console = MACHINES[debian_arch()][3]
     return " ".join(
-        [f"console={console}", "quiet", "panic=-1", "mitigations=off", "init_on_free=1", *words]
+        [f"console={console}", "quiet", "panic=-1", "mitigations=off", *words]
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -44,6 +45,46 @@ def new_lab() -> Iterator[Callable[..., rdmalab.Lab]]:
     yield start
     for ident in started:
         labs.down(ident)
+
+
+class Ran(NamedTuple):
+    """How a command on a host or in the guest ended: exit code, standard output, standard error."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run_command(lab: rdmalab.Lab, op: str, script: str, **args: Any) -> Ran:
+    said: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    code = -1000
+    for item in lab.remote.stream(op, ["sh", "-c", script], **args):
+        if isinstance(item, int):
+            code = item
+        else:
+            said[item[0]].append(item[1])
+    out, err = (b"".join(said[name]).decode(errors="replace") for name in ("stdout", "stderr"))
+    return Ran(code, out, err)
+
+
+@pytest.fixture(scope="session")
+def sh() -> Callable[..., Ran]:
+    """A shell line on a host, as its user: ``sh(lab, "alice", "ls")``; ``root=True`` as --root."""
+
+    def run(lab: rdmalab.Lab, host: str, script: str, *, root: bool = False) -> Ran:
+        return run_command(lab, "exec", script, host=host, root=root, timeout_s=90)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def guest() -> Callable[..., Ran]:
+    """A shell line in the guest with all rights, as a witness: ``guest(lab, "ps ax")``."""
+
+    def run(lab: rdmalab.Lab, script: str) -> Ran:
+        return run_command(lab, "root", script, timeout_s=90)
+
+    return run
 
 
 def our_processes() -> set[int]:
