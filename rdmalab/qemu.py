@@ -180,9 +180,7 @@ def try_kvm(image: GuestImage, qemu: Qemu) -> str:
 def kernel_line(*words: str) -> str:
     """The guest kernel's command line."""
     console = MACHINES[debian_arch()][3]
-    return " ".join(
-        [f"console={console}", "quiet", "panic=-1", "mitigations=off", *words]
-    )
+    return " ".join([f"console={console}", "quiet", "panic=-1", "mitigations=off", *words])
 
 
 def base_command(qemu: Qemu, accel: Accel, smp: int) -> list[str]:
