@@ -6,6 +6,7 @@ names its pid (``SO_PEERCRED``), so no pid file is needed and no foreign process
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -14,17 +15,23 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import BackendError
 
-if TYPE_CHECKING:
-    from qemu.qmp.legacy import QEMUMonitorProtocol
-
-__all__ = ["end_qemu", "forwards", "listener_pid", "migrate_in", "migrate_out", "monitor"]
+__all__ = [
+    "Monitor",
+    "end_process",
+    "end_qemu",
+    "forwards",
+    "listener_pid",
+    "migrate_in",
+    "migrate_out",
+    "monitor",
+]
 
 IGNORE_SHARED = [{"capability": "x-ignore-shared", "state": True}]
 FORWARD = re.compile(r"HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s+\S+\s+(\d+)")
@@ -45,34 +52,64 @@ def listener_pid(path: Path) -> int | None:
         return int(pid) or None
 
 
+class Monitor:
+    """A connection to QEMU's monitor: JSON lines on a socket, each answer within a deadline.
+
+    The package ``qemu.qmp`` would do this too, but on an asyncio loop of its own, and in a
+    notebook's cell one is running already.
+    """
+
+    def __init__(self, sock: socket.socket, deadline_s: float) -> None:
+        self.sock, self.deadline_s = sock, deadline_s
+        self.buffer = b""
+        self.read(time.monotonic() + deadline_s)  # the greeting
+        self.cmd("qmp_capabilities")
+
+    def cmd(self, name: str, **arguments: Any) -> Any:
+        """Run a command and return its answer; :class:`BackendError` if QEMU refuses it."""
+        end = time.monotonic() + self.deadline_s
+        self.sock.sendall(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
+        while True:
+            message = self.read(end)
+            if "return" in message:
+                return message["return"]
+            if "error" in message:
+                raise BackendError(f"QEMU refused {name}: {message['error'].get('desc')}.")
+
+    def read(self, end: float) -> dict[str, Any]:
+        """The next message, answer or event. Raises OSError (TimeoutError) if it does not come."""
+        while b"\n" not in self.buffer:
+            self.sock.settimeout(max(0.001, end - time.monotonic()))
+            data = self.sock.recv(65536)
+            if not data:
+                raise ConnectionResetError("it hung up")
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return dict(json.loads(line))
+
+
 @contextmanager
-def monitor(path: Path, deadline_s: float = 10.0) -> Iterator[QEMUMonitorProtocol]:
+def monitor(path: Path, deadline_s: float = 10.0) -> Iterator[Monitor]:
     """A connected monitor. Raises :class:`BackendError` if QEMU does not answer in time."""
-    from qemu.qmp import QMPError
-    from qemu.qmp.legacy import QEMUMonitorProtocol
-
-    client = QEMUMonitorProtocol(str(path))
-    client.settimeout(deadline_s)
-    try:
-        client.connect()
-        yield client
-    except (QMPError, OSError, TimeoutError) as error:
-        raise BackendError(
-            f"QEMU's monitor does not answer ({type(error).__name__}: {error}).",
-            next_step="End the lab with: rdmalab down --all",
-        ) from None
-    finally:
-        with suppress(QMPError, OSError, EOFError):  # it may be gone, which is what closing wants
-            client.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(deadline_s)
+        try:
+            sock.connect(str(path))
+            yield Monitor(sock, deadline_s)
+        except (OSError, ValueError) as error:
+            raise BackendError(
+                f"QEMU's monitor does not answer ({error}).",
+                next_step="End the lab with: rdmalab down --all",
+            ) from None
 
 
-def forwards(qmp: QEMUMonitorProtocol) -> dict[int, int]:
+def forwards(qmp: Monitor) -> dict[int, int]:
     """QEMU's forwarded ports: guest port to the port on 127.0.0.1 that QEMU was given."""
-    shown: Any = qmp.cmd("human-monitor-command", **{"command-line": "info usernet"})
+    shown = str(qmp.cmd("human-monitor-command", **{"command-line": "info usernet"}))
     return {int(guest): int(host) for host, guest in FORWARD.findall(shown)}
 
 
-def migrate_out(qmp: QEMUMonitorProtocol, file: Path, deadline_s: float = 20.0) -> None:
+def migrate_out(qmp: Monitor, file: Path, deadline_s: float = 20.0) -> None:
     """Save the devices' state to ``file``; the memory is in its own file already.
 
     The guest is *running* when the migration starts, so that it runs when it is restored.
@@ -82,13 +119,13 @@ def migrate_out(qmp: QEMUMonitorProtocol, file: Path, deadline_s: float = 20.0) 
     wait_migration(qmp, deadline_s)
 
 
-def migrate_in(qmp: QEMUMonitorProtocol, file: Path) -> None:
+def migrate_in(qmp: Monitor, file: Path) -> None:
     """Load the devices' state into a QEMU that was started with ``-incoming defer``."""
     qmp.cmd("migrate-set-capabilities", capabilities=IGNORE_SHARED)
     qmp.cmd("migrate-incoming", uri=f"exec:cat {shlex.quote(str(file))}")
 
 
-def wait_migration(qmp: QEMUMonitorProtocol, deadline_s: float) -> None:
+def wait_migration(qmp: Monitor, deadline_s: float) -> None:
     """Until the migration is completed; :class:`BackendError` when it fails or takes too long."""
     end = time.monotonic() + deadline_s
     while True:
@@ -105,35 +142,31 @@ def wait_migration(qmp: QEMUMonitorProtocol, deadline_s: float) -> None:
         time.sleep(0.01)
 
 
-def end_qemu(path: Path, deadline_s: float = 5.0) -> bool:
+def end_qemu(path: Path) -> bool:
     """End the QEMU that listens on ``path``, at once and for certain. True if there was one."""
     pid = listener_pid(path)
-    if pid is None:
-        return False
+    return pid is not None and end_process(pid, lambda pid: listener_pid(path) == pid)
+
+
+def end_process(pid: int, ours: Callable[[int], bool], deadline_s: float = 5.0) -> bool:
+    """End a process: SIGTERM, and SIGKILL after ``deadline_s``. True if it was there, and ``ours``.
+
+    ``ours`` is asked while a handle on the process is held: were the pid another's by now, it
+    would say no, and if it says yes the handle cannot come to mean another process.
+    """
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
-        return True
+        return False
     try:
-        if listener_pid(path) != pid:  # it ended, and the pid may be another's by now
-            return True
-        signal.pidfd_send_signal(handle, signal.SIGTERM)
-        end = time.monotonic() + deadline_s
-        while time.monotonic() < end:
-            if gone(handle):
-                return True
-            time.sleep(0.01)
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        end = time.monotonic() + deadline_s
-        while not gone(handle) and time.monotonic() < end:
-            time.sleep(0.01)
+        if not ours(pid):
+            return False
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            signal.pidfd_send_signal(handle, signum)
+            if select.select([handle], [], [], deadline_s)[0]:  # readable: it has ended
+                break
         return True
     except ProcessLookupError:
         return True
     finally:
         os.close(handle)
-
-
-def gone(pidfd: int) -> bool:
-    """Whether the process of a pidfd has ended (it is readable then)."""
-    return bool(select.select([pidfd], [], [], 0)[0])

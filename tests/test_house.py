@@ -82,7 +82,6 @@ STANDARD_LIBRARY_ONLY = ("errors", "paths", "doctor/", "__init__")
 BROUGHT_BY = {
     "IPython": "ipykernel",
     "nbformat": "nbclient",
-    "qemu": "qemu.qmp",
     "tornado": "jupyterlab",
     "traitlets": "ipykernel",
     "zmq": "pyzmq",

@@ -104,7 +104,7 @@ def _engine_version(path: Path) -> str:
 
 def jupyter() -> Check:
     """Are JupyterLab and what talks to the hosts in this very Python?"""
-    wanted = ("jupyterlab", "ipykernel", "jupyter_client", "qemu.qmp")
+    wanted = ("jupyterlab", "ipykernel", "jupyter_client")
     lacking = [name for name in wanted if not _importable(name)]
     if lacking:
         detail = f"{sys.executable} has no {', '.join(lacking)}"
