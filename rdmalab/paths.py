@@ -57,6 +57,7 @@ def _home() -> str:
 
 def _private_dir(path: Path) -> Path:
     """Make ``path`` with mode 0700, or refuse one that belongs to somebody else."""
+    path = path.absolute()  # QEMU, and the next command, start in other folders
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.lstat()

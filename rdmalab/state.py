@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import BackendError
 from .paths import SOCKET_PATH_MAX, runtime_dir
-from .topology import check_lab_id
+from .topology import LAB_ID, check_lab_id
 
 __all__ = ["LabState", "lab_folder", "lab_ids", "locked", "process_started", "read", "write"]
 
@@ -100,15 +100,20 @@ def lab_folder(lab: str) -> Path:
 def lab_ids() -> list[str]:
     """The labs of this user that have a folder, running or not."""
     folder = runtime_dir() / "labs"
-    return sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(entry.name for entry in entries if LAB_ID.match(entry.name) and entry.is_dir())
 
 
 def read(lab: str) -> LabState | None:
-    """The lab's state, or None if there is none that can be read."""
+    """The lab's state, or None if there is none that can be read and believed."""
     try:
-        return LabState(**json.loads((lab_folder(lab) / "state.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        found = LabState(**json.loads((lab_folder(lab) / "state.json").read_text()))
+        found.public()
+    except (OSError, ValueError, TypeError, KeyError):
         return None
+    kinds = ((found.pid, int), (found.started, float), (found.hosts, list))
+    believed = all(isinstance(value, kind) for value, kind in kinds) and found.lab == lab
+    return found if believed else None
 
 
 def write(state: LabState) -> None:
@@ -124,25 +129,47 @@ def write(state: LabState) -> None:
 def locked(lab: str, say: Callable[[str], None], deadline_s: float = 180.0) -> Iterator[None]:
     """Hold the lab's lock; the kernel frees it however this process ends.
 
-    Raises :class:`BackendError` if somebody else holds it for longer than ``deadline_s``.
+    Its file goes with it. Raises :class:`BackendError` if somebody else holds it for longer than
+    ``deadline_s``.
     """
     path = runtime_dir() / f"{check_lab_id(lab)}.lock"
-    with open(path, "w") as lock:
-        begin = time.monotonic()
-        told = False
-        while True:
+    end = time.monotonic() + deadline_s
+    while True:
+        with open(path, "w") as lock:
+            wait_for(lock, path, say, end)
+            if not is_file(lock, path):
+                continue  # its holder took it away when it was done; the lock is a new file now
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waited = time.monotonic() - begin
-            if waited > 1 and not told:
-                say(f"another rdmalab is starting or stopping the lab {lab!r}; waiting for it")
-                told = True
-            if waited > deadline_s:
-                raise BackendError(
-                    f"Another rdmalab has held the lab {lab!r} for {waited:.0f} s.",
-                    next_step=f"Find it with: fuser -v {path}",
-                )
-            time.sleep(0.05)
-        yield
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def wait_for(lock: IO[str], path: Path, say: Callable[[str], None], end: float) -> None:
+    """Take a lock that somebody may hold; :class:`BackendError` after ``end``."""
+    begin = time.monotonic()
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            waited = time.monotonic() - begin
+        if waited > 1 and not told:
+            say(f"another rdmalab is starting or stopping the lab {path.stem!r}; waiting for it")
+            told = True
+        if time.monotonic() > end:
+            raise BackendError(
+                f"Another rdmalab has held the lab {path.stem!r} for {waited:.0f} s.",
+                next_step=f"Find it with: fuser -v {path}",
+            )
+        time.sleep(0.05)
+
+
+def is_file(lock: IO[str], path: Path) -> bool:
+    """Whether an open file is still the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -19,6 +19,7 @@ from .errors import UsageError
 __all__ = [
     "DEFAULT_HOSTS",
     "DEFAULT_LAB",
+    "LAB_ID",
     "MAX_HOSTS",
     "HostPlan",
     "check_lab_id",
