@@ -82,7 +82,7 @@ def bare_restore() -> float:
     machine = microvm.plan_machine(image, hosts)
     files = microvm.host_side(hosts)
     key = snapshot.snapshot_key(image.id, microvm.digest(files), machine.describe())
-    saved, _ = snapshot.find(key)
+    saved, _ = snapshot.find(key, machine.qemu.banner)
     assert saved is not None, "rdmalab up has not saved a snapshot"
     folder = microvm.fresh_folder("bare")
     line = qemu.command(machine, image, folder, image.initrd, saved.ram, restore=True)

@@ -87,10 +87,10 @@ def up(
 @app.command()
 def status(as_json: Json = False) -> None:
     """What runs, and what is left over of labs that do not."""
-    from . import lab, state
+    from . import lab
 
     running = list(lab.labs())
-    left = [name for name in state.lab_ids() if name not in {s.lab for s in running}]
+    left = [name for name in lab.known() if name not in {s.lab for s in running}]
     if as_json:
         show({"labs": [s.public() for s in running], "leftovers": left})
         return
@@ -110,11 +110,9 @@ def down(
 ) -> None:
     """Stop a lab and remove all that it made, and nothing else."""
     from . import lab as labs
-    from . import state
 
-    wanted = (
-        sorted({*state.lab_ids(), labs.default_lab()}) if every else [lab or labs.default_lab()]
-    )
+    own = lab or labs.default_lab()
+    wanted = sorted({*labs.known(), own}) if every else [own]
     ended = [name for name in wanted if labs.down(name)]
     print(f"Stopped: {', '.join(ended)}." if ended else "Nothing was running.")
 
@@ -148,12 +146,11 @@ def exec_(
 def running_state(lab: str | None) -> Any:
     """The state of a lab that runs; an error that says how to start it otherwise."""
     from . import lab as labs
-    from . import state
     from .errors import BackendError
 
     name = lab or labs.default_lab()
-    found = state.read(name)
-    if found is None or not found.alive():
+    found = labs.running(name)
+    if found is None:
         raise BackendError(f"The lab {name!r} does not run.", next_step="Start it: rdmalab up")
     return found
 

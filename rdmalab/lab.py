@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 from . import microvm, state
-from .errors import BackendError, UsageError
+from .errors import BackendError, MachineError, UsageError
 from .faults import Fault
 from .jobs import Job
 from .kernels import DEFAULT_TIMEOUT_S, HostKernel
 from .outputs import Relay
+from .paths import runtime_dir
 from .remote import Remote
 from .state import LabState
 from .topology import DEFAULT_HOSTS, DEFAULT_LAB, HOST_MEMORY_MIB, check_lab_id, plan
 
-__all__ = ["BACKENDS", "Host", "Lab", "default_lab", "down", "labs", "up"]
+__all__ = ["BACKENDS", "Host", "Lab", "default_lab", "down", "known", "labs", "running", "up"]
 
-BACKENDS: dict[str, ModuleType] = {"vm": microvm}  # name to a module with start() and stop()
+BACKENDS: dict[str, ModuleType] = {"vm": microvm}  # name to a module with start, stop, runs
 _open: dict[str, Lab] = {}  # this process's connections, by lab id
 
 
@@ -166,18 +168,40 @@ def ensure(
             next_step="The vm backend works on every machine.",
         )
     hosts = plan(tuple(names) or DEFAULT_HOSTS)
-    with state.locked(lab, say):
-        running = state.read(lab)
-        if running is not None and running.alive():
-            have = [host["name"] for host in running.hosts]
-            if names and list(names) != have:
-                raise BackendError(
-                    f"The lab {lab!r} runs already, with the hosts {', '.join(have)}.",
-                    next_step="Stop it (rdmalab down), or start another: rdmalab up --lab ID ...",
-                )
-            return running
-        started: LabState = BACKENDS[name].start(lab, hosts, say)
-        return started
+    try:
+        with state.locked(lab, say):
+            found = running(lab)
+            if found is None:
+                started: LabState = BACKENDS[name].start(lab, hosts, say)
+                return started
+    except OSError as error:
+        raise not_started(lab, error) from None
+    have = [host["name"] for host in found.hosts]
+    if names and list(names) != have:
+        raise BackendError(
+            f"The lab {lab!r} runs already, with the hosts {', '.join(have)}.",
+            next_step="Stop it (rdmalab down), or start another: rdmalab up --lab ID ...",
+        )
+    return found
+
+
+def not_started(lab: str, error: OSError) -> MachineError:
+    """The error for a start that met a full disk, or a folder that may not be written."""
+    place = error.filename or runtime_dir()
+    free = shutil.disk_usage(runtime_dir()).free
+    return MachineError(
+        f"The lab {lab!r} could not be started: {error.strerror} ({place});"
+        f" {free >> 20} MiB are free in {runtime_dir()}, and a lab needs 1 MiB there.",
+        next_step="RDMALAB_RUNTIME_DIR and RDMALAB_CACHE_DIR name other folders.",
+    )
+
+
+def running(lab: str) -> LabState | None:
+    """The state of a lab if it runs, else None. What an old state file says is not believed."""
+    found = state.read(lab)
+    if found is None or found.backend not in BACKENDS:
+        return None
+    return found if BACKENDS[found.backend].runs(found) else None
 
 
 def up(
@@ -194,14 +218,14 @@ def up(
     when these hosts were started on this machine before. Raises
     :class:`~rdmalab.errors.RdmalabError`.
     """
-    running = ensure(names, lab=lab, backend=backend, say=say)
-    opened = _open.get(running.lab)
-    if opened is not None and opened.state == running:
+    found = ensure(names, lab=lab, backend=backend, say=say)
+    opened = _open.get(found.lab)
+    if opened is not None and opened.state == found:
         return opened
     if opened is not None:
         with contextlib.suppress(BackendError):
             opened.close()
-    new = _open[running.lab] = Lab(running)
+    new = _open[found.lab] = Lab(found)
     return new
 
 
@@ -217,7 +241,12 @@ def down(lab: str | None = None) -> bool:
 
 def labs() -> Iterator[LabState]:
     """The labs of this user that run."""
-    for lab in state.lab_ids():
-        found = state.read(lab)
-        if found is not None and found.alive():
+    for lab in known():
+        found = running(lab)
+        if found is not None:
             yield found
+
+
+def known() -> list[str]:
+    """All labs of this user of which there is something: a folder, or a process without one."""
+    return sorted({*state.lab_ids(), *microvm.guests().values()})

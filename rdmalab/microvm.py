@@ -8,7 +8,6 @@ the time, randomness and the lab's identity, and gets back the keys of its kerne
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
@@ -23,10 +22,11 @@ from .bootport import GuestPanic, collect, launched
 from .cpio import write_cpio
 from .errors import BackendError
 from .image import GuestImage, build_image, find_image
+from .paths import runtime_dir
 from .state import LabState, lab_folder, process_started, write
 from .topology import HostPlan, mac_addresses
 
-__all__ = ["start", "stop"]
+__all__ = ["guests", "runs", "start", "stop"]
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 CONTROL_PORT = 7000
@@ -51,9 +51,9 @@ def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
     key = snapshot.snapshot_key(image.id, digest(files), machine.describe())
     folder = fresh_folder(lab)
     try:
-        saved, damage = snapshot.find(key)
-        if damage:
-            say(f"the saved start of these hosts is damaged ({damage}); making a new one")
+        saved, why_not = snapshot.find(key, machine.qemu.banner)
+        if why_not:
+            say(f"the saved start of these hosts cannot be used ({why_not}); making a new one")
         restored = saved is not None
         if saved is None:
             saved = cold_start(folder, machine, image, files, key, say)
@@ -78,28 +78,39 @@ def stop(lab: str) -> bool:
     Works with whatever is left of a lab: QEMU is found by the socket that it listens on.
     """
     folder = lab_folder(lab)
-    collect()
     ended = qmp.end_qemu(folder / "qmp.sock")
-    for pid in strays(folder):
-        ended = True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 9)
+    for pid in strays(lab):
+        ended = qmp.end_process(pid, lambda pid: pid in strays(lab)) or ended
+    collect()
     there = folder.exists()
     shutil.rmtree(folder, ignore_errors=True)
+    snapshot.sweep()
     return ended or there
 
 
-def strays(folder: Path) -> list[int]:
-    """QEMUs of this user that were started for this folder but listen there no more."""
+def runs(state: LabState) -> bool:
+    """Whether the process that a state names is that lab's QEMU, and no other that has its pid."""
+    return state.alive() and state.pid in strays(state.lab)
+
+
+def strays(lab: str) -> list[int]:
+    """QEMUs of this user that were started for this lab, whatever is left of its folder."""
+    return [pid for pid, name in guests().items() if name == lab]
+
+
+def guests() -> dict[int, str]:
+    """All QEMUs that this user's labs here were started with: pid to the lab's id."""
     import psutil
 
-    mark = f"path={qemu.escape(folder / 'boot.sock')}"
-    found = []
+    begin = f",path={qemu.escape(runtime_dir() / 'labs')}/"
+    found = {}
     for process in psutil.process_iter(["cmdline", "uids"]):
         info = process.info
-        ours = info["uids"] and info["uids"].real == os.getuid()
-        if ours and any(mark in word for word in info["cmdline"] or ()):
-            found.append(process.pid)
+        if info["uids"] and info["uids"].real == os.getuid():
+            for word in info["cmdline"] or ():
+                _, mark, rest = word.partition(begin)
+                if mark and rest.endswith("/boot.sock"):
+                    found[process.pid] = rest.removesuffix("/boot.sock")
     return found
 
 
@@ -187,7 +198,7 @@ def cold_start(
                     raise
                 say(f"the guest's kernel panicked as it booted; trying again ({panic.log})")
         initrd.unlink()
-        return snapshot.publish(new, key)
+        return snapshot.publish(new, key, machine.qemu.banner)
 
 
 def boot_and_save(

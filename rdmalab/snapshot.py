@@ -13,6 +13,7 @@ privately by each lab that is restored from it: a start copies nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -22,16 +23,18 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .errors import MachineError
+from .errors import BackendError, MachineError
 from .paths import cache_dir
 
-__all__ = ["Snapshot", "find", "make", "publish", "remove", "snapshot_key"]
+__all__ = ["Snapshot", "find", "make", "publish", "remove", "snapshot_key", "sweep"]
 
 FORMAT = 1
 KEPT = 4  # the latest used; older ones make room
 FILES = ("ram", "state")
 SPARE_BYTES = 64 << 20
+FULL_BYTES = 16 << 20  # a disk with less to spare is what a failed write was about
 
 
 @dataclass(frozen=True)
@@ -63,18 +66,32 @@ def root() -> Path:
     return folder
 
 
-def find(key: str) -> tuple[Snapshot | None, str]:
-    """The snapshot for ``key`` if it is there and whole, else None and, if damaged, in what way.
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Hold the folder of all snapshots for a moment: nobody sweeps or publishes in between."""
+    lock = os.open(root(), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
-    A file that was touched since it was saved (its size, time or inode differ) is not trusted, and
-    not read either: making it anew is as quick as a careful look. A damaged snapshot is removed.
+
+def find(key: str, made_by: str) -> tuple[Snapshot | None, str]:
+    """The snapshot for ``key`` if it is there and whole, else None and, if known, why not.
+
+    ``made_by`` is the QEMU that will load it. A file that was touched since it was saved (its
+    size, time or inode differ) is not trusted, and not read either: making it anew is as quick as
+    a careful look. A damaged snapshot is removed.
     """
     snapshot = Snapshot(root() / key)
     if not snapshot.folder.is_dir():
-        return None, ""
+        return None, others(made_by)
     try:
         meta = json.loads((snapshot.folder / "snapshot.json").read_text())
         damage = damage_of(snapshot, meta)
+        if meta["made_by"] != made_by:
+            damage = f"it was saved by {meta['made_by']}, and this is {made_by}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         damage = f"snapshot.json cannot be read ({type(error).__name__})"
     if damage:
@@ -84,7 +101,18 @@ def find(key: str) -> tuple[Snapshot | None, str]:
     return snapshot, ""
 
 
-def damage_of(snapshot: Snapshot, meta: dict[str, dict[str, object]]) -> str:
+def others(made_by: str) -> str:
+    """Why nothing is found after an upgrade of QEMU: what is here was saved by another one."""
+    makers = set()
+    for file in root().glob("[!.]*/snapshot.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            makers.add(str(json.loads(file.read_text())["made_by"]))
+    if not makers or made_by in makers:
+        return ""
+    return f"saved by {min(makers)}, and this is {made_by}"
+
+
+def damage_of(snapshot: Snapshot, meta: dict[str, Any]) -> str:
     """What is wrong with a snapshot's files; the empty string if nothing is."""
     for name in FILES:
         kept = meta[name]
@@ -107,48 +135,62 @@ def make(ram_mib: int) -> Iterator[Snapshot]:
     """A folder for a new snapshot with its memory file, removed again unless it is published.
 
     The file's blocks are allocated before a guest runs on it: a full disk is an error here
-    (:class:`MachineError`) and not a crash of QEMU later.
+    (:class:`MachineError`) and not a crash of QEMU later. What fails later because the disk has
+    become full meanwhile is that same error.
     """
     sweep()
-    snapshot = Snapshot(Path(tempfile.mkdtemp(prefix=".new-", dir=root())))
-    lock = os.open(snapshot.folder, os.O_RDONLY)
-    try:
+    with held():
+        snapshot = Snapshot(Path(tempfile.mkdtemp(prefix=".new-", dir=root())))
+        lock = os.open(snapshot.folder, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
         reserve(snapshot.ram, ram_mib << 20)
         yield snapshot
+    except (OSError, BackendError):
+        if shutil.disk_usage(root()).free > FULL_BYTES:
+            raise
+        raise no_room(ram_mib << 20, root()) from None
     finally:
         os.close(lock)
-        if snapshot.folder.name.startswith(".new-"):
-            shutil.rmtree(snapshot.folder, ignore_errors=True)
+        shutil.rmtree(snapshot.folder, ignore_errors=True)
 
 
 def reserve(file: Path, size: int) -> None:
     """Allocate ``size`` bytes for ``file``; :class:`MachineError` if there is no room."""
-    needed = size + SPARE_BYTES
-    free = shutil.disk_usage(file.parent).free
+    if shutil.disk_usage(file.parent).free < size + SPARE_BYTES:
+        raise no_room(size, file.parent.parent)
     try:
-        if free < needed:
-            raise OSError("too little room")
         with open(file, "wb") as out:
             os.posix_fallocate(out.fileno(), 0, size)
-    except OSError:
-        raise MachineError(
-            f"The first start of these hosts needs {needed >> 20} MiB in {file.parent.parent}, and"
-            f" {free >> 20} MiB are free.",
-            next_step="Make room, or point RDMALAB_CACHE_DIR at a larger disk.",
-        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise no_room(size, file.parent.parent) from None
 
 
-def publish(new: Snapshot, key: str) -> Snapshot:
-    """Put a finished snapshot under its key."""
+def no_room(size: int, folder: Path) -> MachineError:
+    """The error for a disk without room for a guest's memory of ``size`` bytes."""
+    free = shutil.disk_usage(folder).free
+    return MachineError(
+        f"The first start of these hosts needs {(size + SPARE_BYTES) >> 20} MiB in {folder}, and"
+        f" {free >> 20} MiB are free.",
+        next_step="Make room, or point RDMALAB_CACHE_DIR at a larger disk.",
+    )
+
+
+def publish(new: Snapshot, key: str, made_by: str) -> Snapshot:
+    """Put a finished snapshot under its key.
+
+    If another start of the same hosts was quicker, that one's is taken: labs may run from it.
+    """
     stamps = {name: stamp(new.folder / name) for name in FILES}
     meta = {name: {"size": seen[0], "stamp": seen} for name, seen in stamps.items()}
-    (new.folder / "snapshot.json").write_text(json.dumps(meta))
+    (new.folder / "snapshot.json").write_text(json.dumps({"made_by": made_by, **meta}))
     target = Snapshot(root() / key)
-    if target.folder.exists():
-        remove(target)
-    new.folder.rename(target.folder)
-    prune(keep=target)
+    with held():
+        if not target.folder.exists():
+            new.folder.rename(target.folder)
+        prune(keep=target)
     return target
 
 
@@ -168,11 +210,12 @@ def prune(keep: Snapshot) -> None:
 
 def sweep() -> None:
     """Remove what killed makers left: folders whose lock nobody holds."""
-    for folder in root().glob(".new-*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+    with held():
+        for folder in root().glob(".new-*"):
+            with contextlib.suppress(OSError):
+                lock = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(lock)
