@@ -7,6 +7,7 @@ or QEMU aborts all the same. The verdict is kept per QEMU and kernel version.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from .errors import MachineError, UsageError
 from .image import GuestImage
+from .leash import leashed
 from .paths import cache_dir
 
 __all__ = ["Accel", "Machine", "Qemu", "choose_accel", "command", "find_qemu", "kvm_verdict"]
@@ -145,7 +147,7 @@ def kvm_verdict(image: GuestImage, qemu: Qemu) -> Accel:
     try:
         kept = json.loads(memo.read_text())
         return Accel(kept["name"], kept["why"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
     failure = try_kvm(image, qemu)
     verdict = (
@@ -153,10 +155,9 @@ def kvm_verdict(image: GuestImage, qemu: Qemu) -> Accel:
         if failure
         else Accel("kvm", "a trial boot under KVM succeeded")
     )
-    memo.parent.mkdir(parents=True, exist_ok=True)
-    part = memo.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(verdict.__dict__))
-    part.replace(memo)
+    with contextlib.suppress(OSError):  # a full disk costs the next start some seconds, no more
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        memo.write_text(json.dumps(verdict.__dict__))
     return verdict
 
 
@@ -167,7 +168,7 @@ def try_kvm(image: GuestImage, qemu: Qemu) -> str:
     line += ["-append", kernel_line("rdmalab.probe")]
     try:
         done = subprocess.run(
-            line, stdin=subprocess.DEVNULL, capture_output=True, timeout=KVM_TRIAL_S
+            leashed(line), stdin=subprocess.DEVNULL, capture_output=True, timeout=KVM_TRIAL_S
         )
     except subprocess.TimeoutExpired:
         return f"a trial guest did not come up in {KVM_TRIAL_S:.0f} s"
