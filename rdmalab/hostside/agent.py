@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import struct
@@ -37,6 +38,8 @@ PLAN_FILE = Path("/opt/rdmalab/lab.json")
 PORT_NAME = "org.rdmalab.boot"
 MODULES = ("virtio_net", "veth", "bridge", "ib_uverbs", "rdma_rxe", "rdma_ucm")
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
+BOOT_DEADLINE_S = 240.0  # longer than any controller waits
+TELL_MS = 5000
 PARKED_DEADLINE_S = 120.0  # a guest that nobody thaws in this time powers itself off
 
 
@@ -216,23 +219,34 @@ def converse(agent: Agent) -> None:
     """
     signal.alarm(int(PARKED_DEADLINE_S))
     port = open_port()
-    os.write(port, json.dumps({"event": "parked"}).encode() + b"\n")
+    tell(port, {"event": "parked"})
     with os.fdopen(port, "rb", buffering=0) as lines:
         reader = iter(lambda: lines.readline(), b"")
         order = json.loads(next(reader, b"{}"))
         if order.get("op") != "thaw":
             power_off("the controller went away before the thaw")
         reply = agent.thaw(order)
-        os.write(port, json.dumps(reply).encode() + b"\n")
+        tell(port, reply)
         if json.loads(next(reader, b"{}")).get("op") != "commit":
             power_off("the controller went away before the start was complete")
     signal.alarm(0)
+
+
+def tell(port: int, message: dict[str, Any]) -> None:
+    """One message to the controller, if it is still there: a write to nobody waits for ever."""
+    ready = select.poll()
+    ready.register(port, select.POLLOUT)
+    events = ready.poll(TELL_MS)
+    if not events or events[0][1] & (select.POLLHUP | select.POLLERR):
+        power_off("the controller went away")
+    os.write(port, json.dumps(message).encode() + b"\n")
 
 
 def main(nursery_sock: socket.socket) -> NoReturn:
     """Entry point of the guest's process 1; ``nursery_sock`` leads to the nursery (``boot``)."""
     try:
         signal.signal(signal.SIGALRM, lambda *_: power_off("nobody thawed this guest"))
+        signal.alarm(int(BOOT_DEADLINE_S))
         say("agent starts")
         set_up_guest()
         agent = Agent(json.loads(PLAN_FILE.read_text()))
