@@ -11,14 +11,15 @@ import sys
 import time
 from typing import Any, TextIO
 
-from .paths import runtime_dir
+from .paths import cache_dir
 
-__all__ = ["HEAD_BYTES", "LOG_BYTES", "Relay"]
+__all__ = ["HEAD_CHARS", "LOG_CHARS", "Relay"]
 
-HEAD_BYTES = 100_000  # of text that is shown as it comes
+HEAD_CHARS = 100_000  # of text that is shown as it comes
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
-LOG_BYTES = 64 << 20  # of text that is kept in the file; an endless print must not fill a disk
+LOG_CHARS = 64 << 20  # of text that is kept in a file; an endless print must not fill a disk
+LOGS_KEPT = 4
 
 
 class Relay:
@@ -32,6 +33,7 @@ class Relay:
         self.shown = 0
         self.cut = 0
         self.log: TextIO | None = None
+        self.lost = ""  # why the file could not be written
         self.logged = 0
         self.head = ""
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
@@ -60,7 +62,7 @@ class Relay:
         if stderr and not self.in_stderr and not self.prefix:
             text = f"[{self.host} stderr] {text}"
         self.in_stderr = stderr
-        room = HEAD_BYTES - self.shown
+        room = HEAD_CHARS - self.shown
         if room > 0:
             self.write(text[:room])
             self.head += text[:room]
@@ -71,9 +73,9 @@ class Relay:
 
     def write(self, text: str) -> None:
         """To the notebook or terminal, with prefixes if they are wanted."""
-        if self.prefix:
+        if self.prefix and text:
             mark = f"[{self.host}] "
-            lines = text.splitlines(keepends=True) or [""]
+            lines = text.splitlines(keepends=True)
             starts = [self.at_line_start] + [True] * (len(lines) - 1)
             self.at_line_start = text.endswith("\n")
             text = "".join(
@@ -84,20 +86,39 @@ class Relay:
 
     def overflow(self, text: str) -> None:
         """Text beyond what is shown: to the file, and its last lines kept."""
-        if self.log is None:
-            folder = runtime_dir() / "output"
-            folder.mkdir(mode=0o700, exist_ok=True)
-            name = f"{self.host}-{time.strftime('%H%M%S')}-{time.monotonic_ns() % 10**6:06}.log"
-            self.log = open(folder / name, "w", encoding="utf-8")  # noqa: SIM115 - closed in close
-            self.log.write(self.head)
-            self.logged = len(self.head)
         self.cut += len(text)
-        if self.logged < LOG_BYTES:
-            self.log.write(text[: LOG_BYTES - self.logged])
-            self.logged += len(text)
+        self.keep(text)
         lines = (self.partial + text[-TAIL_LINES * TAIL_LINE_CHARS :]).split("\n")
         self.partial = lines.pop()[-TAIL_LINE_CHARS:]
         self.tail.extend(line[-TAIL_LINE_CHARS:] for line in lines)
+
+    def keep(self, text: str) -> None:
+        """Write to the file, as far as it may grow; a full disk ends that and nothing else."""
+        try:
+            if self.log is None and not self.lost:
+                self.log = new_log(self.host)
+                self.log.write(self.head)
+                self.logged = len(self.head)
+            if self.log is not None and self.logged < LOG_CHARS:
+                self.log.write(text[: LOG_CHARS - self.logged])
+                self.logged += len(text)
+        except OSError as error:
+            self.lost = error.strerror or str(error)
+
+    def end_log(self) -> str:
+        """Close the file; in words, how much of the output is in it, and where it is."""
+        path = ""
+        try:
+            if self.log is not None:
+                path = self.log.name
+                self.log.close()
+        except OSError as error:
+            self.lost = error.strerror or str(error)
+        self.log = None
+        if self.lost:
+            return f"which could not be kept ({self.lost})"
+        kept = "all of it" if self.logged < LOG_CHARS else f"its first {LOG_CHARS:,} characters"
+        return f"{kept} in {path}"
 
     def rich(self, content: dict[str, Any], *, update: bool) -> None:
         """A picture, a table, a result: as it is in a notebook, its text elsewhere."""
@@ -126,11 +147,19 @@ class Relay:
 
     def close(self) -> None:
         """Show the end of what was cut, and where all of it is."""
-        if self.log is None:
+        if not self.cut:
             return
-        self.log.close()
-        path, self.log = self.log.name, None
-        kept = "all of it" if self.logged < LOG_BYTES else f"its first {LOG_BYTES >> 20} MiB"
+        note = f"\n... {self.cut} characters more, {self.end_log()}; the last lines:\n"
+        self.cut = 0
         lines = [*self.tail, *([self.partial] if self.partial else [])]
-        note = f"\n... {self.cut} characters more, {kept} in {path}; the last lines:\n"
         self.write(note + "\n".join(lines) + "\n")
+
+
+def new_log(host: str) -> TextIO:
+    """A file for output that is too long to show; of earlier ones the latest few stay."""
+    folder = cache_dir() / "output"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for old in sorted(folder.glob("*.log"))[: 1 - LOGS_KEPT]:
+        old.unlink(missing_ok=True)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}-{host}.log"
+    return open(folder / name, "w", encoding="utf-8")
