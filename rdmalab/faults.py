@@ -7,18 +7,18 @@ netem really drops rxe's packets; a NIC that speaks RoCE in hardware would not n
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
 
-from .errors import UsageError
+from .errors import LabGone, UsageError
 from .remote import Remote
 
 __all__ = ["Fault", "apply", "clear", "parse", "plan"]
 
 UNITS = {
-    "loss": (re.compile(r"(\d+(\.\d+)?)%\Z"), "a percentage such as 5%"),
-    "delay": (re.compile(r"(\d+(\.\d+)?)(us|ms|s)\Z"), "a time such as 10ms"),
-    "rate": (re.compile(r"(\d+(\.\d+)?)(k|m|g)bit\Z"), "a rate such as 100mbit"),
+    "loss": (re.compile(r"([0-9]+(\.[0-9]+)?)%\Z"), "a percentage such as 5%"),
+    "delay": (re.compile(r"([0-9]+(\.[0-9]+)?)(us|ms|s)\Z"), "a time such as 10ms"),
+    "rate": (re.compile(r"([0-9]+(\.[0-9]+)?)(k|m|g)bit\Z"), "a rate such as 100mbit"),
 }
 QUEUE_PACKETS = 20_000  # netem's own limit; its default of 1000 drops on top of what was asked for
 Settings = dict[str, str | bool]
@@ -42,7 +42,7 @@ def check(settings: Settings) -> Settings:
     for key, value in settings.items():
         if key in ("down", "clear"):
             if value is not True:
-                raise UsageError(f"{key} takes no value.")
+                raise UsageError(f"{key} takes no value.", next_step=f"Give just: {key}")
         elif key not in UNITS:
             raise UsageError(
                 f"There is no fault {key!r}.",
@@ -51,9 +51,11 @@ def check(settings: Settings) -> Settings:
         elif not UNITS[key][0].match(str(value)):
             raise UsageError(f"{key}={value} cannot be read; {key} takes {UNITS[key][1]}.")
         elif key == "loss" and float(str(value).rstrip("%")) > 100:
-            raise UsageError("More than 100% cannot be lost.")
+            raise UsageError("More than 100% cannot be lost.", next_step="Give for example loss=5%")
     if "clear" in settings and len(settings) > 1:
-        raise UsageError("clear stands alone: it undoes all faults of a host.")
+        raise UsageError(
+            "clear stands alone: it undoes all faults of a host.", next_step="Give just: clear"
+        )
     return settings
 
 
@@ -113,12 +115,16 @@ class Fault:
         return lines
 
     def __enter__(self) -> Fault:
-        apply(self.remote, self.host, self.settings)
+        try:
+            apply(self.remote, self.host, self.settings)
+        except BaseException:  # stopped half-way: a fault that nobody would undo
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        undo: Callable[[Remote, str], None] = clear
-        undo(self.remote, self.host)
+        with contextlib.suppress(LabGone):  # and its faults with it
+            clear(self.remote, self.host)
 
     def __repr__(self) -> str:
         shown = " ".join(
