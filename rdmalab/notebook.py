@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from .errors import MachineError, RdmalabError
 from .lab import ensure
-from .paths import runtime_dir
+from .paths import cache_dir, runtime_dir
 
 __all__ = ["labs_folder", "serve"]
 
+END_S = 15.0  # JupyterLab ends its kernels first
+LEASH = ("setpriv", "--pdeathsig", "TERM", "--")  # ends JupyterLab when we are killed
 QUIET = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}
 }
@@ -51,7 +54,7 @@ def environment() -> dict[str, str]:
 
 def settings_folder() -> Path:
     """A folder with JupyterLab's settings that a learner should meet: no news pop-up."""
-    folder = runtime_dir() / "lab-settings"
+    folder = cache_dir() / "lab-settings"
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / "overrides.json").write_text(json.dumps(QUIET))
     return folder
@@ -64,7 +67,18 @@ def server_command(*, browser: bool, port: int) -> list[str]:
     command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"]
     command += ["--ServerApp.port_retries=50", f"--LabApp.app_settings_dir={settings_folder()}"]
     command += [] if browser and screen else ["--no-browser"]
-    return command + (["--allow-root"] if os.getuid() == 0 else [])
+    command += ["--allow-root"] if os.getuid() == 0 else []
+    return [*LEASH, *command] if shutil.which(LEASH[0]) else command
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """Ask JupyterLab to end, with its kernels; insist after a while."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        server.wait(END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def serve(*, lab: str | None, browser: bool, port: int, say: Callable[[str], None]) -> None:
@@ -97,8 +111,7 @@ def serve(*, lab: str | None, browser: bool, port: int, say: Callable[[str], Non
     try:
         server.wait()
     except KeyboardInterrupt:
-        server.send_signal(signal.SIGTERM)
-        server.wait(15)
+        end(server)
     finally:
         hosts.join(200)
     if server.returncode not in (0, -signal.SIGTERM, -signal.SIGINT):
