@@ -123,11 +123,9 @@ def run(
     try:
         for line in _lines_of(child, time.monotonic() + deadline_s):
             on_line(line)
-        return child.wait(timeout=_END_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError from None
     finally:
-        _end(child)
+        code = _end(child)
+    return code
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
@@ -143,7 +141,7 @@ def _lines_of(child: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         while True:
-            ended = child.poll() is not None
+            ended = _has_ended(child)
             readable = selector.select(timeout=0 if ended else 0.2)
             data = os.read(child.stdout.fileno(), 65536) if readable else b""
             if (ended or readable) and not data:
@@ -154,13 +152,21 @@ def _lines_of(child: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
                 raise TimeoutError
     if pending:
         yield pending.decode(errors="replace")
+    while not _has_ended(child):  # it closed its output and goes on
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(0.05)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child's process group and collect it; nothing happens if it has ended already."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait(timeout=_END_DEADLINE_S)
+def _has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Has it ended? It is left uncollected, so that its number still means its process group."""
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end(child: subprocess.Popen[bytes]) -> int:
+    """End what is left of the child's process group, and collect the child."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
     if child.stdout:
         child.stdout.close()
+    return child.wait(timeout=_END_DEADLINE_S)
