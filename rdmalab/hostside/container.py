@@ -22,13 +22,23 @@ from . import HERE_FILE, Here
 from .cgroup import Cgroup
 from .network import HostSpec, uverbs_node
 
-__all__ = ["LEARNER_UID", "lower_rights", "mount", "set_up", "take_identity"]
+__all__ = [
+    "LEARNER_UID",
+    "leave_console",
+    "listen_again",
+    "lower_rights",
+    "mount",
+    "set_up",
+    "take_identity",
+]
 
 LEARNER_UID = 1000
 HOME = "/home/learner"
 MEMLOCK_BYTES = 64 << 20
+FILES_SHARE = 0.4  # of a host's memory, for files; an idle kernel needs about 40 MiB of 160
+MESSAGE_QUEUES = 32  # of System V; each holds up to 16 KiB
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_REC, MS_PRIVATE = 16384, 1 << 18
+MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 4096, 16384, 1 << 18, 2
 PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
 SIOCSIFHWADDR, ARPHRD_ETHER = 0x8924, 1
 KEEP_FOR_ROOT = {12, 13, 14, 19}  # capabilities(7): NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE
@@ -54,15 +64,38 @@ def set_up(spec: HostSpec) -> None:
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
     mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
     make_dev(spec)
-    for target, mode in (("/tmp", "1777"), ("/run", "755"), ("/var/tmp", "1777")):
-        mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={mode}")
-    home = f"mode=700,uid={LEARNER_UID},gid={LEARNER_UID}"
-    mount("tmpfs", HOME, "tmpfs", MS_NOSUID | MS_NODEV, home)
+    mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    make_folders(spec)
+    # What is no file and has no owner any more would outlive its processes and fill their memory.
+    Path("/proc/sys/kernel/shm_rmid_forced").write_text("1")
+    Path("/proc/sys/kernel/msgmni").write_text(str(MESSAGE_QUEUES))
     os.chdir(HOME)
     for name in os.listdir("/sys/class/infiniband"):
         if name != spec.device:
             real = os.path.realpath(f"/sys/class/infiniband/{name}")
             mount("tmpfs", real, "tmpfs", MS_RDONLY, "mode=000")
+
+
+def make_folders(spec: HostSpec) -> None:
+    """The four folders that a learner can write to, on one tmpfs.
+
+    Files count as the host's memory and outlive a restart, so together they may take only a part
+    of it (:data:`FILES_SHARE`): a full disk says so, and a fresh kernel still finds room.
+    """
+    size = int(spec.memory_mib * FILES_SHARE)
+    mount("tmpfs", "/mnt", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size={size}m")
+    for target, mode in (
+        ("/tmp", 0o1777),
+        ("/var/tmp", 0o1777),
+        ("/dev/shm", 0o1777),
+        (HOME, 0o700),
+    ):
+        inner = f"/mnt/{target.strip('/').replace('/', '-')}"
+        os.mkdir(inner)
+        os.chmod(inner, mode)
+        mount(inner, target, "", MS_BIND)
+    os.chown(HOME, LEARNER_UID, LEARNER_UID)
+    libc.umount2(b"/mnt", MNT_DETACH)
 
 
 def make_dev(spec: HostSpec) -> None:
@@ -75,7 +108,6 @@ def make_dev(spec: HostSpec) -> None:
     for name in ("pts", "shm", "infiniband"):
         os.mkdir(f"/dev/{name}", 0o755)
     mount("devpts", "/dev/pts", "devpts", MS_NOSUID, "newinstance,ptmxmode=0666")
-    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     os.symlink("pts/ptmx", "/dev/ptmx")
     for link, target in (
         ("fd", "fd"),
@@ -98,6 +130,21 @@ def take_identity(here: dict[str, Any], mac: str) -> None:
         fcntl.ioctl(sock, SIOCSIFHWADDR, request)
     os.makedirs(os.path.dirname(HERE_FILE), exist_ok=True)
     Path(HERE_FILE).write_text(json.dumps(asdict(Here(**here))))
+
+
+def listen_again(sock: socket.socket) -> None:
+    """Mend a listening socket, if a learner's process, which shares it, has turned it off."""
+    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        libc.connect(sock.fileno(), bytes(16), 16)  # AF_UNSPEC ends what it was turned into
+        sock.listen(64)
+
+
+def leave_console() -> None:
+    """Standard streams to nowhere: the console is a file on the lab owner's disk."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
 
 
 def lower_rights(spec: HostSpec, cgroup: Cgroup, leaf: str, *, root: bool = False) -> None:

@@ -29,12 +29,13 @@ from typing import Any, NoReturn
 
 from . import hostkernel
 from .cgroup import Cgroup
-from .container import lower_rights, set_up, take_identity
+from .container import leave_console, listen_again, lower_rights, set_up, take_identity
 from .network import HostSpec
 
 __all__ = ["HostInit", "become"]
 
 CRASH_LOOP = 3  # kernels that die before they are ready, in a row
+WORD_BYTES = 4096  # of what a kernel says before it serves
 
 
 def become(spec: HostSpec, agent: socket.socket, listeners: dict[str, socket.socket]) -> None:
@@ -110,27 +111,34 @@ class HostInit:
         """One datagram to the agent."""
         self.agent.send(json.dumps({"event": event, **facts}).encode())
 
-    # --- set-up -----------------------------------------------------------------------------
-
     # --- processes --------------------------------------------------------------------------
 
     def start_kernel(self) -> None:
         """Fork a kernel; it gets ready and then waits for keys."""
+        for sock in self.listeners.values():
+            listen_again(sock)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
             try:
                 ours.close()
-                self.agent.close()
+                self.forget()
+                leave_console()
                 lower_rights(self.spec, self.cgroup, "kernel")
                 fds = {name: sock.fileno() for name, sock in self.listeners.items()}
                 hostkernel.serve(theirs, fds)
             except BaseException:
-                traceback.print_exc(file=sys.__stderr__)
+                theirs.send(traceback.format_exc()[-WORD_BYTES:].encode())
             os._exit(70)
         theirs.close()
         self.kernel_pid, self.kernel_channel, self.kernel_state = pid, ours, "starting"
         self.oom_kills = self.cgroup.oom_kills()
+
+    def forget(self) -> None:
+        """Close what a learner's process shall not have: the ways to the agent and to this one."""
+        self.agent.close()
+        os.close(self.wake_r)
+        os.close(self.wake_w)
 
     def execute(self, message: dict[str, Any], fds: list[int]) -> None:
         """Start a command of ``rdmalab exec`` with its output on the pipes that came along."""
@@ -183,7 +191,7 @@ class HostInit:
     def on_kernel(self) -> None:
         """The kernel says how far it is; at its end the channel reads empty."""
         assert self.kernel_channel is not None
-        word = self.kernel_channel.recv(64).decode()
+        word = self.kernel_channel.recv(WORD_BYTES).decode(errors="replace")
         if word == "parked":
             self.kernel_state = "parked"
             self.tell("parked")
@@ -192,6 +200,8 @@ class HostInit:
         if word == "ready":
             self.kernel_state, self.crashes = "ready", 0
             self.tell("ready")
+        elif word:
+            print(word, file=sys.__stderr__, flush=True)  # its last words, for the console's log
         self.kernel_channel.close()
         self.kernel_channel = None
 
@@ -235,6 +245,7 @@ class HostInit:
     def restart(self) -> None:
         """A fresh kernel; everything that learners' processes on this host held is freed."""
         self.kernel_pid, self.crashes = 0, 0
+        self.tell("died", restarted=True, again=True)
         self.close_channel()
         self.kill_all(".")
         self.start_kernel()

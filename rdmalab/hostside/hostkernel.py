@@ -17,6 +17,7 @@ import random
 import signal
 import socket
 import sys
+import tempfile
 from typing import Any
 
 import zmq
@@ -157,6 +158,7 @@ def warm_up() -> None:
 
 def make_app() -> HostKernelApp:
     """A kernel, ready but for its sockets' addresses."""
+    tempfile.tempdir = "/tmp"  # IPython asks for it in each cell, and may when it is full too
     app = HostKernelApp.instance()
     app.config.HistoryManager.enabled = False
     app.config.InteractiveShell.colors = "Linux"
