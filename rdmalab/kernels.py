@@ -32,6 +32,8 @@ OnOutput = Callable[[Message], None]
 def why_died(event: dict[str, Any], memory_mib: int) -> str:
     """A kernel's end in words: out of memory, a signal with its usual cause, or an exit."""
     code = event.get("code")
+    if event.get("restarted"):
+        return "was restarted while this ran"
     if event.get("oom"):
         return f"ran out of memory: all its processes together may use {memory_mib} MiB"
     if isinstance(code, int) and code < 0:
@@ -202,7 +204,7 @@ class HostKernel:
             self.restart()
             note = f"[{self.name}] did not react to the interrupt; it has a fresh kernel now."
             if isinstance(error, HostTimeout):
-                error.args = (f"{error.args[0]} {note}",)
+                error.what += f" {note}"
             elif on_output is not None:
                 on_output(
                     {"msg_type": "stream", "content": {"name": "stdout", "text": note + "\n"}}
