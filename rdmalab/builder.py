@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import recipe
 from .cpio import write_cpio
-from .leash import Way, choose_way, leashed, run
+from .leash import Way, choose_way, run
 
 __all__ = ["ELSEWHERE_PREFIX", "BuildFailed", "Progress", "Step", "build_files"]
 
@@ -105,7 +105,7 @@ def build_files(folder: Path, arch: str, mirror: recipe.Mirror, progress: Progre
     _make_archive(archive, _scratch(folder, way), way, arch, mirror, progress)
 
     progress.report("root file system", "unpacking", 0.90)
-    _run(leashed(recipe.extract_command(archive, root)), progress, _PACK_DEADLINE_S)
+    _run(recipe.extract_command(archive, root), progress, _PACK_DEADLINE_S)
     archive.unlink()
     _require(root, progress)
     boot = folder / "boot"
@@ -113,7 +113,7 @@ def build_files(folder: Path, arch: str, mirror: recipe.Mirror, progress: Progre
     (root / "boot").mkdir()
 
     progress.report("root file system", "packing", 0.91)
-    _run(leashed(recipe.erofs_command(result / "root.erofs", root)), progress, _PACK_DEADLINE_S)
+    _run(recipe.erofs_command(result / "root.erofs", root), progress, _PACK_DEADLINE_S)
 
     kernel = (boot / "kernel-version").read_text().strip()
     progress.report("initrd", f"kernel {kernel}", 0.97)
@@ -165,7 +165,7 @@ def _make_archive(
     guest = scratch / "guest"
     variables = recipe.hook_environment(guest, arch, mirror) | {"TMPDIR": str(scratch)}
     command = recipe.mmdebstrap_command(archive, guest, arch, way.mode)
-    _run(leashed(command, way), progress, _BUILD_DEADLINE_S, variables)
+    _run(command, progress, _BUILD_DEADLINE_S, variables, way)
 
 
 def _require(root: Path, progress: Progress) -> None:
@@ -194,14 +194,15 @@ def _run(
     progress: Progress,
     deadline_s: float,
     variables: Mapping[str, str] | None = None,
+    way: Way | None = None,
 ) -> None:
     """Run to the end, line by line into ``progress``; raise BuildFailed unless it succeeds."""
     progress.lines.append("$ " + " ".join(command))
-    name = next(word for word in command if word in ("mmdebstrap", "tar", "mkfs.erofs"))
     try:
-        code = run(command, progress.line, deadline_s, variables)
+        code = run(command, progress.line, deadline_s, variables, way)
     except TimeoutError:
-        what = f"{name} was not done within {deadline_s:.0f} s"
+        what = f"{command[0]} was not done within {deadline_s:.0f} s"
         raise BuildFailed(progress.step, what, progress.log) from None
     if code != 0:
-        raise BuildFailed(progress.step, f"{name} ended with exit code {code}", progress.log)
+        what = f"{command[0]} ended with exit code {code}"
+        raise BuildFailed(progress.step, what, progress.log)

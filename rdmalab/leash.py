@@ -14,11 +14,13 @@ fakechroot          no user namespaces at all; takes the C library of the guest'
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -37,6 +39,7 @@ __all__ = [
 
 _PROBE_DEADLINE_S = 10.0
 _END_DEADLINE_S = 10.0
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _FAKECHROOT_LIBC = "glibc 2.41"  # fakechroot runs this machine's programs with the guest's libc
 
 # Environment that programs see: nothing of the caller's Python, locale or shell decides.
@@ -46,14 +49,10 @@ _KEPT_VARIABLES = ("HOME", "SSL_CERT_FILE", *_PROXIES, *(name.upper() for name i
 # Does a way work? Mounting, and giving a file to another user, is what installing packages needs.
 _PROBE = "mount -t tmpfs tmpfs /tmp && : > /tmp/probe && chown 1:1 /tmp/probe"
 
-# Ends its whole process group when the process that started it has gone; for the ways without a
-# process namespace of ours, in which ending the first process ends all.
-_LEASH = 'trap "trap \\"\\" TERM; kill -KILL 0" TERM; "$@" & wait $!'
-
 
 class Way(NamedTuple):
-    """How to play root: mmdebstrap's mode, what the command line then starts with, and what runs
-    a single command as that root (to try, and to clean up)."""
+    """How to play root: mmdebstrap's mode, what makes namespaces of ours around a command, and,
+    where mmdebstrap makes them, what runs another command in such ones (to try, to clean up)."""
 
     name: str
     mode: str
@@ -65,9 +64,9 @@ _NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--
 _ROOT = ("unshare", *_NAMESPACES)
 _USER = ("unshare", "--user", "--map-root-user", "--map-auto", *_NAMESPACES)
 
-ROOT = Way("root", "root", _ROOT, _ROOT)
+ROOT = Way("root", "root", _ROOT, ())
 ROOT_AS_IT_IS = Way("root, as it is", "root", (), ())
-USER_NAMESPACE = Way("user namespace", "root", _USER, _USER)
+USER_NAMESPACE = Way("user namespace", "root", _USER, ())
 MMDEBSTRAP = Way("mmdebstrap's own", "unshare", (), ("mmdebstrap", "--unshare-helper"))
 FAKECHROOT = Way("fakechroot", "fakechroot", (), ())
 
@@ -86,19 +85,24 @@ def choose_way() -> Way | None:
 
 
 def _works(way: Way) -> bool:
-    command = leashed([*way.helper, "sh", "-c", _PROBE])
+    command = [*way.helper, "sh", "-c", _PROBE]
     try:
-        return run(command, lambda line: None, _PROBE_DEADLINE_S) == 0
+        return run(command, lambda line: None, _PROBE_DEADLINE_S, way=way) == 0
     except (OSError, TimeoutError):
         return False
 
 
 def leashed(command: Sequence[str], way: Way | None = None) -> list[str]:
-    """``command``, made to end when this process does, also by SIGKILL; played by ``way``."""
+    """``command``, made to end when this process does, also by SIGKILL; played by ``way``.
+
+    Without a way it may not have children. A way with namespaces of ours has a process namespace,
+    which ends with its first process; all else runs below a supervisor (see below).
+    """
     if way is None or way.prefix:
         prefix = way.prefix if way else ()
         return ["setpriv", "--pdeathsig", "KILL", "--", *prefix, *command]
-    return ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c", _LEASH, "sh", *command]
+    supervisor = [sys.executable, "-I", "-S", __file__]
+    return ["setpriv", "--pdeathsig", "TERM", "--", *supervisor, *command]
 
 
 def run(
@@ -106,14 +110,15 @@ def run(
     on_line: Callable[[str], None],
     deadline_s: float,
     variables: Mapping[str, str] | None = None,
+    way: Way | None = None,
 ) -> int:
-    """Run ``command`` to its end, hand on what it prints, and return its exit code.
+    """Run ``command`` (leashed) to its end, hand on what it prints, and return its exit code.
 
     Raises TimeoutError after ``deadline_s``, OSError if it cannot be started. Whatever is raised
-    in between (Ctrl-C, an error in ``on_line``), its whole process group is ended first.
+    in between (Ctrl-C, an error in ``on_line``), it is ended first, with all its children.
     """
     child = subprocess.Popen(
-        command,
+        leashed(command, way),
         env=_environment(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -124,7 +129,7 @@ def run(
         for line in _lines_of(child, time.monotonic() + deadline_s):
             on_line(line)
     finally:
-        code = _end(child)
+        code = _end(child, supervised=way is not None and not way.prefix)
     return code
 
 
@@ -163,10 +168,53 @@ def _has_ended(child: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _end(child: subprocess.Popen[bytes]) -> int:
+def _end(child: subprocess.Popen[bytes], *, supervised: bool) -> int:
     """End what is left of the child's process group, and collect the child."""
+    if supervised and not _has_ended(child):
+        child.terminate()
+        deadline = time.monotonic() + _END_DEADLINE_S
+        while not _has_ended(child) and time.monotonic() < deadline:
+            time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     if child.stdout:
         child.stdout.close()
     return child.wait(timeout=_END_DEADLINE_S)
+
+
+# ---------------------------------------------------------------- the supervisor, its own process
+
+
+def _supervise(command: list[str]) -> int:
+    """Run ``command``; when it has ended, or SIGTERM comes, end all that came of it.
+
+    As a subreaper this process inherits what its descendants leave behind, daemons in sessions of
+    their own included (fakeroot has one), so that "my children, until there are none" is all.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        first = os.posix_spawnp(command[0], command, os.environ)
+        while True:
+            pid, status = os.wait()
+            if pid == first:
+                return os.waitstatus_to_exitcode(status)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                for pid in _children():
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+                os.wait()
+
+
+def _children() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{int(name)}/stat") as stat:
+            if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
+                yield int(name)
+
+
+if __name__ == "__main__":
+    sys.exit(_supervise(sys.argv[1:]))

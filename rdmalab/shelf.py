@@ -24,7 +24,7 @@ from types import FrameType
 
 from .builder import ELSEWHERE_PREFIX
 from .errors import ImageError
-from .leash import MMDEBSTRAP, USER_NAMESPACE, leashed, run
+from .leash import MMDEBSTRAP, USER_NAMESPACE, run
 from .paths import cache_dir
 
 __all__ = [
@@ -116,7 +116,7 @@ def _remove_tree(folder: Path) -> None:
         for way in (USER_NAMESPACE, MMDEBSTRAP) if os.geteuid() != 0 and folder.exists() else ():
             inner = [str(path) for path in folder.iterdir()]
             with contextlib.suppress(OSError, TimeoutError):
-                run(leashed([*way.helper, "rm", "-rf", *inner]), _ignore, _REMOVE_DEADLINE_S)
+                run([*way.helper, "rm", "-rf", *inner], _ignore, _REMOVE_DEADLINE_S, way=way)
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
             if time.monotonic() > deadline:

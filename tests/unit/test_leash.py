@@ -55,6 +55,18 @@ def test_a_program_that_left_its_pipe_to_a_daemon_has_ended() -> None:
     assert (code, lines) == (0, ["done"])
 
 
+def test_a_supervised_program_leaves_no_daemon(tmp_path: Path) -> None:
+    script = f"(setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600' &); sleep 0.5; exit 7"
+    assert leash.run(["sh", "-c", script], print, 20.0, way=leash.FAKECHROOT) == 7
+    assert gone(int((tmp_path / "pid").read_text()), deadline_s=0.5)
+
+
+def test_a_supervised_program_that_does_not_exist() -> None:
+    lines: list[str] = []
+    assert leash.run(["no-such-program"], lines.append, 20.0, way=leash.FAKECHROOT) != 0
+    assert "no-such-program" in "".join(lines)
+
+
 def test_an_error_of_the_listener_ends_the_program(tmp_path: Path) -> None:
     def listener(line: str) -> None:
         raise RuntimeError(line)
@@ -69,15 +81,17 @@ def test_an_error_of_the_listener_ends_the_program(tmp_path: Path) -> None:
     [
         ("None", "echo $$ > pid; exec sleep 600"),
         ("leash.FAKECHROOT", "sleep 600 & echo $! > pid; sleep 600"),
+        ("leash.FAKECHROOT", "setsid sh -c 'echo $$ > pid; exec sleep 600' & sleep 600"),
+        ("leash.FAKECHROOT", "(setsid sh -c 'echo $$ > pid; exec sleep 600' &); sleep 600"),
     ],
-    ids=["alone", "with children"],
+    ids=["alone", "with a child", "with a session", "with a daemon"],
 )
 def test_a_program_ends_when_we_are_killed(tmp_path: Path, way: str, script: str) -> None:
     code = f"""
         import os
         from rdmalab import leash
         os.chdir({str(tmp_path)!r})
-        leash.run(leash.leashed(["sh", "-c", {script!r}], {way}), print, 600)
+        leash.run(["sh", "-c", {script!r}], print, 600, way={way})
     """
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
