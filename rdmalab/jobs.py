@@ -55,10 +55,10 @@ class Job:
                 )
             self._thread.join(min(SLICE_S, left))
 
-    def result(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Wait, replay the job's output, and raise what it raised."""
+    def result(self, timeout_s: float | None = DEFAULT_TIMEOUT_S, title: str = "") -> None:
+        """Wait, replay the job's output (below ``title`` if there is any), raise what it raised."""
         self.wait(timeout_s)
-        with Relay(self.host) as relay:
+        with Relay(self.host, title=title) as relay:
             for message in self.messages:
                 relay(message)
         if self._error is not None:

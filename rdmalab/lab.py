@@ -147,9 +147,11 @@ def default_lab() -> str:
     return check_lab_id(os.environ.get("RDMALAB_LAB") or DEFAULT_LAB)
 
 
-def say_on_stderr(text: str) -> None:
-    """Progress for a terminal; in a notebook the magics say it."""
-    print(f"rdmalab: {text}", file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Progress: on stderr; in a notebook on stdout, since stderr looks like a fault there."""
+    ipython = sys.modules.get("IPython")
+    notebook = ipython is not None and ipython.get_ipython() is not None
+    print(f"rdmalab: {text}", file=sys.stdout if notebook else sys.stderr, flush=True)
 
 
 def ensure(
@@ -157,7 +159,7 @@ def ensure(
     *,
     lab: str | None = None,
     backend: str = "auto",
-    say: Callable[[str], None] = say_on_stderr,
+    say: Callable[[str], None] = say,
 ) -> LabState:
     """The state of the lab with these hosts, started if it does not run (see :func:`up`)."""
     lab = default_lab() if lab is None else check_lab_id(lab)
@@ -209,7 +211,7 @@ def up(
     *,
     lab: str | None = None,
     backend: str = "auto",
-    say: Callable[[str], None] = say_on_stderr,
+    say: Callable[[str], None] = say,
 ) -> Lab:
     """The lab, running: the one that runs already, or a new one.
 
@@ -235,7 +237,7 @@ def down(lab: str | None = None) -> bool:
     opened = _open.get(lab)
     if opened is not None:
         opened.close()
-    with state.locked(lab, say_on_stderr, deadline_s=60):
+    with state.locked(lab, say, deadline_s=60):
         return microvm.stop(lab)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import html
 import shlex
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,12 +81,7 @@ def parse_on(line: str) -> OnLine:
 
 def current_lab() -> Lab:
     """The lab that this notebook talks to; started now if it does not run."""
-    return labs.up(say=say_here)
-
-
-def say_here(text: str) -> None:
-    """Progress of a start, on stdout: one line that is replaced by the next."""
-    print(f"\rrdmalab: {text[:100]:<100}", end="\n" if not sys.stdout.isatty() else "", flush=True)
+    return labs.up()
 
 
 def on(line: str, cell: str) -> Job | list[Job] | None:
@@ -114,9 +108,8 @@ def together(hosts: list[Host], cell: str, timeout_s: float | None) -> None:
     first: BaseException | None = None
     try:
         for job in jobs:
-            print(f"── {job.host} " + "─" * 40)
             try:
-                job.result(timeout_s=None)
+                job.result(timeout_s=None, title=f"── {job.host} {'─' * 20}")
             except HostError as error:
                 if first is not None:
                     print("\n".join(error._render_traceback_()))

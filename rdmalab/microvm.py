@@ -21,7 +21,7 @@ from . import qemu, qmp, snapshot
 from .bootport import GuestPanic, collect, launched
 from .cpio import write_cpio
 from .errors import BackendError
-from .image import GuestImage, build_image, find_image
+from .image import GuestImage, Step, build_image, find_image
 from .paths import runtime_dir
 from .state import LabState, lab_folder, process_started, write
 from .topology import HostPlan, mac_addresses
@@ -125,8 +125,20 @@ def ensure_image(say: Say) -> GuestImage:
         image = None
     if image is None:
         say("building the guest image (once, about a minute)")
-        image = build_image(on_step=lambda step: say(f"{step.name}: {step.detail}"))
+        image = build_image(on_step=by_step(say))
     return image
+
+
+def by_step(say: Say) -> Callable[[Step], None]:
+    """Say a build's steps, each once."""
+    said: list[str] = []
+
+    def hear(step: Step) -> None:
+        if step.name not in said:
+            said.append(step.name)
+            say(f"guest image, step {step.number} of {step.total}: {step.name}")
+
+    return hear
 
 
 def plan_machine(image: GuestImage, hosts: list[HostPlan]) -> qemu.Machine:

@@ -25,11 +25,11 @@ LOGS_KEPT = 4
 class Relay:
     """Shows Jupyter output messages here. Call it with each message; a context manager.
 
-    ``prefix=True`` puts the host's name in front of each line, for several hosts at once.
+    ``title`` is a line in front of the first output, if there is any: whose it is.
     """
 
-    def __init__(self, host: str, *, prefix: bool = False) -> None:
-        self.host, self.prefix = host, prefix
+    def __init__(self, host: str, *, title: str = "") -> None:
+        self.host, self.title = host, title
         self.shown = 0
         self.cut = 0
         self.log: TextIO | None = None
@@ -38,7 +38,6 @@ class Relay:
         self.head = ""
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self.partial = ""
-        self.at_line_start = True
         self.in_stderr = False
 
     def __enter__(self) -> Relay:
@@ -53,13 +52,14 @@ class Relay:
         if kind == "stream":
             self.text(content["text"], stderr=content["name"] == "stderr")
         elif kind in ("display_data", "execute_result", "update_display_data"):
+            self.show_title()
             self.rich(content, update=kind == "update_display_data")
         elif kind == "clear_output":
             self.clear(wait=bool(content.get("wait")))
 
     def text(self, text: str, *, stderr: bool = False) -> None:
         """A piece of a stream."""
-        if stderr and not self.in_stderr and not self.prefix:
+        if stderr and not self.in_stderr:
             text = f"[{self.host} stderr] {text}"
         self.in_stderr = stderr
         room = HEAD_CHARS - self.shown
@@ -72,17 +72,16 @@ class Relay:
             self.overflow(text)
 
     def write(self, text: str) -> None:
-        """To the notebook or terminal, with prefixes if they are wanted."""
-        if self.prefix and text:
-            mark = f"[{self.host}] "
-            lines = text.splitlines(keepends=True)
-            starts = [self.at_line_start] + [True] * (len(lines) - 1)
-            self.at_line_start = text.endswith("\n")
-            text = "".join(
-                mark + line if start else line for start, line in zip(starts, lines, strict=True)
-            )
+        """To the notebook or terminal, below the title if there is one."""
+        self.show_title()
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    def show_title(self) -> None:
+        """The title, once, in front of the first output."""
+        if self.title:
+            print(self.title, flush=True)
+            self.title = ""
 
     def overflow(self, text: str) -> None:
         """Text beyond what is shown: to the file, and its last lines kept."""

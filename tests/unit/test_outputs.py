@@ -54,19 +54,17 @@ def test_short_output_comes_as_it_is(
     assert logs(cache) == []
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.text(alphabet="ab\n", max_size=6), max_size=12))
-def test_with_a_prefix_every_line_begins_with_it(
-    capsys: pytest.CaptureFixture[str], pieces: list[str]
-) -> None:
-    """However the text was cut into pieces."""
-    capsys.readouterr()
-    with Relay("bob", prefix=True) as relay:
-        for piece in pieces:
-            relay(stream(piece))
-    lines = shown(capsys).splitlines()
-    assert all(line.startswith("[bob] ") for line in lines)
-    assert [line.removeprefix("[bob] ") for line in lines] == "".join(pieces).splitlines()
+def test_a_title_stands_once_before_the_first_output(capsys: pytest.CaptureFixture[str]) -> None:
+    with Relay("bob", title="bob says") as relay:
+        relay(stream("one\n"))
+        relay(stream("two\n"))
+    assert shown(capsys) == "bob says\none\ntwo\n"
+
+
+def test_a_title_without_output_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with Relay("bob", title="bob says"):
+        pass
+    assert shown(capsys) == ""
 
 
 def test_stderr_is_shown_on_stdout_with_the_hosts_name(
