@@ -39,7 +39,7 @@ FILES_SHARE = 0.4  # of a host's memory, for files; an idle kernel needs about 4
 MESSAGE_QUEUES = 32  # of System V; each holds up to 16 KiB
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 4096, 16384, 1 << 18, 2
-PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
+PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, PR_SET_NAME = 38, 24, 15
 SIOCSIFHWADDR, ARPHRD_ETHER = 0x8924, 1
 KEEP_FOR_ROOT = {12, 13, 14, 19}  # capabilities(7): NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE
 libc = ctypes.CDLL(None, use_errno=True)
@@ -53,6 +53,11 @@ def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -
     if done:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), target)
+
+
+def name_process(name: str) -> None:
+    """The name that ``ps`` shows for the calling process (prctl(2), at most 15 bytes)."""
+    libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def set_up(spec: HostSpec) -> None:

@@ -29,7 +29,14 @@ from typing import Any, NoReturn
 
 from . import hostkernel
 from .cgroup import Cgroup
-from .container import leave_console, listen_again, lower_rights, set_up, take_identity
+from .container import (
+    leave_console,
+    listen_again,
+    lower_rights,
+    name_process,
+    set_up,
+    take_identity,
+)
 from .network import HostSpec
 
 __all__ = ["HostInit", "become"]
@@ -98,6 +105,7 @@ class HostInit:
         try:
             signal.signal(signal.SIGCHLD, lambda *_: None)
             signal.set_wakeup_fd(self.wake_w)
+            name_process("init")
             set_up(self.spec)
             self.tell("up")
             self.start_kernel()
@@ -124,6 +132,7 @@ class HostInit:
                 ours.close()
                 self.forget()
                 leave_console()
+                name_process("kernel")
                 lower_rights(self.spec, self.cgroup, "kernel")
                 fds = {name: sock.fileno() for name, sock in self.listeners.items()}
                 hostkernel.serve(theirs, fds)

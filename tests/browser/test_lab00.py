@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -87,14 +88,16 @@ def saved(page: Page, file: Path) -> NotebookNode:
     before = file.stat().st_mtime_ns
     page.keyboard.press("Control+s")
     end = time.monotonic() + 30
-    while file.stat().st_mtime_ns == before:
-        assert time.monotonic() < end, "the notebook was not saved"
+    while time.monotonic() < end:
         page.wait_for_timeout(200)
-    return nbformat.read(file, as_version=4)
+        if file.stat().st_mtime_ns != before:
+            with contextlib.suppress(ValueError):  # half of it is written
+                return nbformat.read(file, as_version=4)
+    raise AssertionError("the notebook was not saved")
 
 
 def test_restart_and_run_all_twice(page: Page, folder: Path) -> None:
-    """Solved, each cell runs without an error; restart-and-run-all does so a second time."""
+    """Solved, each cell runs without an error; again after a restart; both themes show it."""
     for _ in range(2):
         run_all(page)
         seen = saved(page, folder / "solved" / NOTEBOOK)
@@ -103,18 +106,14 @@ def test_restart_and_run_all_twice(page: Page, folder: Path) -> None:
         outputs = [output for cell in cells for output in cell.outputs]
         assert not [o for o in outputs if o.output_type == "error"]
         assert "rxe_alice" in json.dumps(outputs)
-    picture(page, "lab00-end")
-
-
-def test_looks_right_in_both_themes(page: Page, folder: Path) -> None:
-    """The hosts' table and the first bytes, light and dark, at a projector's size."""
-    run_all(page)
     for theme in ("Light", "Dark"):
         setting(folder, "apputils-extension/themes", {"theme": f"JupyterLab {theme}"})
-        page.keyboard.press("Control+s")
         page.reload()
-        body = page.locator(f'body[data-jp-theme-name="JupyterLab {theme}"]')
-        expect(body).to_be_visible(timeout=60_000)
+        page.wait_for_function(
+            "name => document.body.dataset.jpThemeName === name",
+            arg=f"JupyterLab {theme}",
+            timeout=60_000,
+        )
         for heading in ("1 Two computers", "6 Ping-pong", "7 First RDMA WRITE"):
             show_heading(page, heading)
             picture(page, f"lab00-{heading.split()[0]}-{theme.lower()}")
