@@ -28,6 +28,7 @@ __all__ = [
     "listen_again",
     "lower_rights",
     "mount",
+    "name_process",
     "set_up",
     "take_identity",
 ]
