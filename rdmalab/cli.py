@@ -51,13 +51,16 @@ def doctor(
     fix: Annotated[
         bool, typer.Option(help="Install what is missing (apt-get, root or sudo).")
     ] = False,
+    test: Annotated[bool, typer.Option(help="Also what the tests need.")] = False,
+    backend: Annotated[str, typer.Option(help="What is to work: vm, docker or local.")] = "vm",
     as_json: Json = False,
 ) -> None:
     """Check this machine, one line each, with the fix."""
     from .doctor.__main__ import main as run_doctor
 
-    words = [word for word, wanted in (("--fix", fix), ("--json", as_json)) if wanted]
-    raise typer.Exit(run_doctor(words))
+    flags = (("--fix", fix), ("--test", test), ("--json", as_json))
+    words = [word for word, wanted in flags if wanted]
+    raise typer.Exit(run_doctor([*words, "--backend", backend]))
 
 
 @app.command()

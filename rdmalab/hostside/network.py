@@ -88,7 +88,7 @@ def run(
     command: list[str],
     lines: list[str] | None = None,
     netns: str | None = None,
-    timeout_s: float = 20,
+    timeout_s: float = 60,
 ) -> str:
     """Run one command of a plan, in a named network namespace if one is given.
 
