@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
+import warnings
 from typing import Any
 
 import zmq
@@ -74,6 +75,10 @@ class HostKernel(IPythonKernel):
     def raw_input(self, prompt: str = "") -> str:
         """``input()`` has nobody to ask: the keyboard is the notebook's."""
         raise RuntimeError("input() does not work on a host; set the variable in the cell instead")
+
+    def getpass(self, prompt: str = "", stream: Any = None) -> str:
+        """As ``input()``."""
+        return self.raw_input(prompt)
 
     def do_shutdown(self, restart: bool) -> dict[str, Any]:
         """A host's kernel is ended by the lab, not by a client."""
@@ -156,6 +161,11 @@ def warm_up() -> None:
     del asyncio, concurrent, comm, IPython, pygments, stack_data, tornado
 
 
+def refuse_exit() -> None:
+    """What ``exit`` and ``quit`` do on a host."""
+    raise RuntimeError("exit does not end a host; lab.NAME.restart() gives it a fresh kernel")
+
+
 def make_app() -> HostKernelApp:
     """A kernel, ready but for its sockets' addresses."""
     tempfile.tempdir = "/tmp"  # IPython asks for it in each cell, and may when it is full too
@@ -165,6 +175,8 @@ def make_app() -> HostKernelApp:
     app.config.Session.key = b"unset"
     app.capture_fd_output = True
     app.initialize(["kernel", "--quiet"])
+    app.shell.ask_exit = refuse_exit
+    warnings.filterwarnings("ignore", message="To exit: use")  # IPython's answer to sys.exit()
     app.shell.run_cell("1 + 1", silent=True, store_history=False)
     return app
 
