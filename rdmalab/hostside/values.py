@@ -17,22 +17,34 @@ def refusal(ename: str, evalue: str) -> dict[str, Any]:
     return {"status": "error", "ename": ename, "evalue": evalue, "traceback": []}
 
 
+def check_keys(value: Any) -> None:
+    """``TypeError`` for a dict with keys that JSON would silently turn into text."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is no text")
+    if isinstance(value, (dict, list, tuple)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            check_keys(inner)
+
+
 def pack(value: Any) -> tuple[dict[str, Any], list[Any]]:
     """Message content and buffers for a value. ``TypeError`` for what is no plain data."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"status": "ok", "kind": "bytes"}, [bytes(value)]
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
-        if value.dtype.hasobject:
-            raise TypeError("numpy arrays of objects do not travel; use numbers or bytes")
+        if value.dtype.hasobject or value.dtype.fields:
+            raise TypeError("numpy arrays of objects or records do not travel; use plain numbers")
         array = value.copy(order="C")
         facts = {"dtype": array.dtype.str, "shape": list(array.shape)}
         return {"status": "ok", "kind": "numpy", **facts}, [array.tobytes()]
     try:
+        check_keys(value)
         text = json.dumps(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"a {type(value).__name__} does not travel; plain data does "
-            "(numbers, text, lists, dicts, bytes, numpy arrays)"
+            f"this {type(value).__name__} does not travel; plain data does (numbers, text, lists,"
+            f" dicts with text as keys, bytes, numpy arrays): {error}"
         ) from None
     return {"status": "ok", "kind": "json", "value": json.loads(text)}, []
 
