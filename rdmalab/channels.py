@@ -86,10 +86,12 @@ class Channels:
                     return message
         return None
 
-    def tell_all(self, message: Message) -> None:
-        """Put a message into every open inbox (the kernel died)."""
-        for inbox in list(self._inboxes.values()):
+    def tell_all(self, message: Message) -> bool:
+        """Put a message into every open inbox (the kernel died). False if there was none."""
+        inboxes = list(self._inboxes.values())
+        for inbox in inboxes:
             inbox.put(message)
+        return bool(inboxes)
 
     def _pump(self) -> None:
         """Always drain the output channel; runs in its own thread."""

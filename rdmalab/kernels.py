@@ -15,16 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .channels import Channels, Inbox, Message
-from .errors import HostBusy, HostDied, HostError, HostTimeout, remote_error
+from .errors import HostBusy, HostDied, HostError, HostTimeout, LabGone, remote_error
 from .hostside.values import pack, unpack
 from .remote import SLICE_S, Remote, lab_gone
 
 __all__ = ["DEFAULT_TIMEOUT_S", "HostKernel", "why_died"]
 
 DEFAULT_TIMEOUT_S = 60.0
-INTERRUPT_GRACE_S = 2.0  # then the kernel is replaced: it is stuck in a call that never returns
+INTERRUPT_GRACE_S = 5.0  # then the kernel is replaced: it is stuck in a call that never returns
 BACK_S = 15.0  # how long a kernel that died is waited for
-SYNC_S = 0.5
+SYNC_S = 0.5  # for the first question to a kernel; doubled each time that no answer comes
+ANSWER_S = 30.0
 REPLY_S = 10.0
 OnOutput = Callable[[Message], None]
 
@@ -57,6 +58,7 @@ class HostKernel:
         self.running_since = 0.0
         self._synced = False
         self._back = threading.Event()
+        self._lost: Message | None = None  # a death that no request has told of yet
         self._channels = Channels(self.name, facts["kernel"])
         remote.listen(self._on_event)
 
@@ -121,11 +123,15 @@ class HostKernel:
     ) -> Message:
         """One request on the shell channel and its reply, with the output in between."""
         with self._turn(timeout_s):
+            if self._lost is not None:
+                raise self._died(self._lost)
             self._sync()
             with self._channels.ask(kind, content, buffers) as (ident, inbox):
                 try:
                     self._until_idle(inbox, timeout_s, on_output)
-                except (KeyboardInterrupt, HostTimeout) as error:
+                except (HostDied, LabGone):
+                    raise
+                except BaseException as error:  # an error in on_output included
                     self._stop(inbox, on_output, error)
                     raise
             reply = self._channels.reply(ident, REPLY_S)
@@ -185,7 +191,7 @@ class HostKernel:
 
     def _died(self, event: Message) -> HostDied:
         """The error for a kernel that ended, made when its successor is there."""
-        self._synced = False
+        self._synced, self._lost = False, None
         back = self._back.wait(BACK_S)
         again = "A fresh one is running: its variables and RDMA objects are gone, so run the cells"
         again += " that made them again."
@@ -197,6 +203,8 @@ class HostKernel:
 
     def _stop(self, inbox: Inbox, on_output: OnOutput | None, error: BaseException) -> None:
         """Interrupt what runs; replace the kernel if it does not react."""
+        if not isinstance(error, (KeyboardInterrupt, HostTimeout)):
+            on_output = None  # it is what failed
         self.interrupt()
         try:
             self._until_idle(inbox, INTERRUPT_GRACE_S, on_output)
@@ -213,18 +221,24 @@ class HostKernel:
             pass  # it is fresh already, which is what stopping wants
 
     def _sync(self) -> None:
-        """Make sure once per kernel that its output reaches us: a first question and its echo."""
-        end = time.monotonic() + BACK_S
+        """Make sure once per kernel that its output reaches us: a first question and its echo.
+
+        The first may come before our subscription, and is asked again. On a busy machine answers
+        are late, and asking ever more would make them later still.
+        """
+        end = time.monotonic() + ANSWER_S
+        patience_s = SYNC_S
         while not self._synced:
             with self._channels.ask("kernel_info_request", {}, []) as (ident, inbox):
                 try:
-                    self._until_idle(inbox, SYNC_S, None)
-                    self._synced = self._channels.reply(ident, SYNC_S) is not None
+                    self._until_idle(inbox, patience_s, None)
+                    self._synced = self._channels.reply(ident, patience_s) is not None
                 except HostTimeout:
+                    patience_s *= 2
                     if time.monotonic() > end:
                         raise HostTimeout(
                             self.name,
-                            f"does not answer (for {BACK_S:.0f} s).",
+                            f"does not answer (for {ANSWER_S:.0f} s).",
                             next_step=f"Try lab.{self.name}.restart(), then rdmalab down and up.",
                         ) from None
 
@@ -236,7 +250,7 @@ class HostKernel:
 
     def restart(self, timeout_s: float = 30.0) -> None:
         """Replace the kernel; memory, queue pairs and processes of the old one are freed."""
-        self._synced = False
+        self._synced, self._lost = False, None
         self.remote.call("restart", host=self.name, timeout_s=timeout_s)
 
     def complete(self, code: str, cursor: int, timeout_s: float = 1.0) -> Message | None:
@@ -263,4 +277,6 @@ class HostKernel:
             return
         self._back.clear()
         self._synced = False
-        self._channels.tell_all({"msg_type": "died", **event})
+        told = self._channels.tell_all({"msg_type": "died", **event})
+        if not told and not event.get("restarted"):
+            self._lost = event
