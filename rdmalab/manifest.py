@@ -90,7 +90,11 @@ def verify_image(image: GuestImage, *, full: bool) -> None:
     if not full and _read_stamp(image) == seen:
         return
     for name in FILES:
-        if _sha256(image.folder / name) != files[name]["sha256"]:
+        try:
+            right = _sha256(image.folder / name) == files[name]["sha256"]
+        except OSError as error:
+            raise _damaged(image, f"{name} cannot be read ({error.strerror})") from None
+        if not right:
             raise _damaged(image, f"the checksum of {name} is wrong")
     with contextlib.suppress(OSError):  # a full disk costs time at the next look, nothing else
         (image.folder / _STAMP).write_text(json.dumps(seen))

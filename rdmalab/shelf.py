@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from .builder import ELSEWHERE_PREFIX
 from .errors import ImageError
@@ -45,10 +46,20 @@ _WORKSHOP_PREFIX = ".build-"
 
 
 def images_dir() -> Path:
-    """The folder of all images, made if need be."""
+    """The folder of all images, made if need be. Raises ImageError if it cannot be."""
     folder = cache_dir() / "images"
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
     return folder
+
+
+def _unwritable(path: Path, error: OSError) -> ImageError:
+    return ImageError(
+        f"{path} cannot be written ({error.strerror}).",
+        next_step="Make room, or point RDMALAB_CACHE_DIR at a folder that you can write.",
+    )
 
 
 @contextlib.contextmanager
@@ -58,7 +69,7 @@ def locked(waiting: Callable[[str], None]) -> Iterator[bool]:
     ``waiting`` hears once a second or so for how long. Raises ImageError after an hour. The lock
     is the kernel's, so that no crash leaves it behind.
     """
-    with open(images_dir() / ".lock", "w") as lock:
+    with _open_lock() as lock:
         start = time.monotonic()
         told_s = -1
         while True:
@@ -77,6 +88,14 @@ def locked(waiting: Callable[[str], None]) -> Iterator[bool]:
                 )
             time.sleep(_LOCK_POLL_S)
         yield told_s >= 0
+
+
+def _open_lock() -> IO[str]:
+    path = images_dir() / ".lock"
+    try:
+        return open(path, "w")
+    except OSError as error:
+        raise _unwritable(path, error) from None
 
 
 @contextlib.contextmanager

@@ -28,7 +28,10 @@ fetch_kernel() {
     mkdir -p "$tree"
     (cd "$work" && apt-get download $wanted busybox-static)
     step "unpacking the kernel"
+    unpacked=
     for deb in "$work"/*.deb; do
+        unpacked="$unpacked${unpacked:+
+}$(dpkg-deb -W --showformat '${Package} ${Version}' "$deb")"
         dpkg-deb -x "$deb" "$tree"
         rm "$deb"
     done
@@ -43,8 +46,7 @@ place_kernel() {
         if [ -f "$image" ]; then cp "$image" "$root/boot/vmlinuz"; fi
     done
     [ -f "$root/boot/vmlinuz" ] || die "the kernel's packages hold no vmlinuz"
-    cp "$tree"/*bin/busybox "$root/boot/busybox" 2>/dev/null ||
-        cp "$tree"/usr/bin/busybox "$root/boot/busybox"
+    cp "$(find "$tree" -path '*/bin/busybox' -type f)" "$root/boot/busybox"
     echo "$version" > "$root/boot/kernel-version"
 }
 
@@ -104,6 +106,12 @@ unpack_tests() {
     find "$root/usr/share/doc/rdma-core/tests" -name '*.gz' -exec gzip -d {} +
 }
 
+# All packages with their versions, also those of which only files were taken.
+list_packages() {
+    chroot "$root" dpkg-query -W -f '${Package} ${Version}\n' > "$root/boot/packages.list"
+    echo "$unpacked" >> "$root/boot/packages.list"
+}
+
 write_accounts() {
     echo 'learner:x:1000:1000:learner:/home/learner:/bin/bash' >> "$root/etc/passwd"
     echo 'learner:x:1000:' >> "$root/etc/group"
@@ -120,7 +128,7 @@ fetch_kernel
 unset APT_CONFIG
 place_kernel
 place_modules
-chroot "$root" dpkg-query -W -f '${Package} ${Version}\n' > "$root/boot/packages.list"
+list_packages
 unpack_tests
 remove_empty_folders
 compile_python

@@ -337,6 +337,14 @@ def test_nobody_waits_for_the_lock_for_ever(stage: Stage, monkeypatch: pytest.Mo
         pytest.fail("two held the lock")
 
 
+def test_a_shelf_that_cannot_be_written(stage: Stage) -> None:
+    (stage.cache).mkdir(mode=0o700)
+    (stage.cache / "images").write_text("no folder")
+    for call in (image.build_image, image.find_image):
+        with pytest.raises(ImageError, match=r"images cannot be written .*RDMALAB_CACHE_DIR"):
+            call()
+
+
 # ---------------------------------------------------------------- damage
 
 
