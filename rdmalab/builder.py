@@ -164,7 +164,7 @@ def _make_archive(
     """Let mmdebstrap and the hooks make the whole root, as a tar file."""
     guest = scratch / "guest"
     variables = recipe.hook_environment(guest, arch, mirror) | {"TMPDIR": str(scratch)}
-    command = recipe.mmdebstrap_command(archive, guest, arch, way.mode)
+    command = recipe.mmdebstrap_command(archive, guest, arch, way.mode, may_mount=way.may_mount)
     _run(command, progress, _BUILD_DEADLINE_S, variables, way)
 
 

@@ -8,6 +8,10 @@
 >>> image = find_image() or build_image()                               # doctest: +SKIP
 >>> image.kernel, image.initrd, image.root                              # doctest: +SKIP
 
+Packages come from mmdebstrap's default mirror, or the machine's own if it is a Debian with one.
+``RDMALAB_MIRROR`` names another, a classroom's for example, and ``RDMALAB_SECURITY_MIRROR`` one for
+security updates, which are left out if only the first is set.
+
 An image is complete or absent: it is made aside and renamed into place. Before use its files are
 compared with what was seen when their checksums were last right, and else checked in full.
 """

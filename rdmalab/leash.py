@@ -4,7 +4,7 @@ Five ways to play root; the first that this machine really allows is taken:
 
 ==================  ====================================================================
 root                in namespaces of its own: no mount and no process can outlive it
-root, as it is      in a container that may not mount; mmdebstrap copes
+root, as it is      in a container that allows no namespaces; nothing is mounted
 user namespace      an ordinary user with ranges in /etc/subuid and /etc/subgid
 mmdebstrap's own    where AppArmor lets mmdebstrap make user namespaces, and not us (Ubuntu)
 fakechroot          no user namespaces at all; takes the C library of the guest's Debian
@@ -52,23 +52,28 @@ _PROBE = "mount -t tmpfs tmpfs /tmp && : > /tmp/probe && chown 1:1 /tmp/probe"
 
 class Way(NamedTuple):
     """How to play root: mmdebstrap's mode, what makes namespaces of ours around a command, and,
-    where mmdebstrap makes them, what runs another command in such ones (to try, to clean up)."""
+    where mmdebstrap makes them, what runs another command in such ones (to try, to clean up).
+
+    Only ``may_mount`` where a mount namespace takes every mount away again: a mount that outlived
+    a killed build would have the clean-up delete what is mounted, /dev/shm for example.
+    """
 
     name: str
     mode: str
-    prefix: tuple[str, ...]
-    helper: tuple[str, ...]
+    prefix: tuple[str, ...] = ()
+    helper: tuple[str, ...] = ()
+    may_mount: bool = True
 
 
 _NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
 _ROOT = ("unshare", *_NAMESPACES)
 _USER = ("unshare", "--user", "--map-root-user", "--map-auto", *_NAMESPACES)
 
-ROOT = Way("root", "root", _ROOT, ())
-ROOT_AS_IT_IS = Way("root, as it is", "root", (), ())
-USER_NAMESPACE = Way("user namespace", "root", _USER, ())
-MMDEBSTRAP = Way("mmdebstrap's own", "unshare", (), ("mmdebstrap", "--unshare-helper"))
-FAKECHROOT = Way("fakechroot", "fakechroot", (), ())
+ROOT = Way("root", "root", prefix=_ROOT)
+ROOT_AS_IT_IS = Way("root, as it is", "root", may_mount=False)
+USER_NAMESPACE = Way("user namespace", "root", prefix=_USER)
+MMDEBSTRAP = Way("mmdebstrap's own", "unshare", helper=("mmdebstrap", "--unshare-helper"))
+FAKECHROOT = Way("fakechroot", "fakechroot", may_mount=False)
 
 
 def choose_way() -> Way | None:

@@ -133,17 +133,21 @@ def names_in(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def mmdebstrap_command(target: Path, guest: Path, arch: str, mode: str) -> list[str]:
+def mmdebstrap_command(
+    target: Path, guest: Path, arch: str, mode: str, *, may_mount: bool
+) -> list[str]:
     """Makes the guest's root as the tar file ``target``, with the hooks in the folder ``guest``.
 
     ``mode`` is mmdebstrap's (root, unshare, fakechroot); it should run with the variables of
     :func:`hook_environment`.
 
-    /sys is not mounted in the new root (a user namespace may not, and nothing there needs it).
+    /sys is never mounted in the new root (a user namespace may not, and nothing there needs it),
+    /proc and /dev only if it ``may_mount``.
     apt fetches as root: its own user could not enter the cache folder, which is 0700.
     """
     command = ["mmdebstrap", f"--mode={mode}", "--variant=essential", "--format=tar", "--verbose"]
-    command += [f"--architectures={arch}", "--skip=chroot/mount/sys"]
+    command += [f"--architectures={arch}"]
+    command += ["--skip=chroot/mount/sys" if may_mount else "--skip=chroot/mount"]
     command += ["--include=" + ",".join(names_in((GUEST / "packages.txt").read_text()))]
     for option in (
         'Apt::Install-Recommends "false"',

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -128,9 +129,11 @@ def _remove_tree(folder: Path) -> None:
     """Remove a folder, also files in it that belong to ids of a user namespace of ours.
 
     Tries for 10 s, as ended programs may still be on their way out. Raises OSError if it stays.
+    Nothing is removed while something is mounted below: that may be the machine's own /dev/shm.
     """
     deadline = time.monotonic() + _REMOVE_DEADLINE_S
     while folder.exists():
+        _unmount_below(folder)
         shutil.rmtree(folder, ignore_errors=True)
         for way in (USER_NAMESPACE, MMDEBSTRAP) if os.geteuid() != 0 and folder.exists() else ():
             inner = [str(path) for path in folder.iterdir()]
@@ -141,6 +144,26 @@ def _remove_tree(folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise OSError(f"cannot remove {folder}")
             time.sleep(0.1)
+
+
+def _unmount_below(folder: Path) -> None:
+    """Take away mounts, the innermost first; raise OSError if one stays.
+
+    Builds mount nothing outside of namespaces of their own, so there should be none. It would cost
+    too much to be wrong about that.
+    """
+    for mount in reversed(_mounts_below(folder)):
+        run(["umount", "--lazy", str(mount)], _ignore, _REMOVE_DEADLINE_S)
+    if mounts := _mounts_below(folder):
+        raise OSError(f"{mounts[0]} is mounted, so {folder} cannot be removed: unmount it")
+
+
+def _mounts_below(folder: Path) -> list[Path]:
+    """Mount points below a folder, in the order of mounting."""
+    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    fields = [line.split(b" ")[4] for line in lines]  # proc(5); blanks are written as \040
+    names = [re.sub(rb"\\(\d{3})", lambda m: bytes([int(m[1], 8)]), field) for field in fields]
+    return [path for name in names if folder.resolve() in (path := Path(os.fsdecode(name))).parents]
 
 
 def _ignore(line: str) -> None:

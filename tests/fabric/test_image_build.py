@@ -351,16 +351,43 @@ def _no_image(folder: Path) -> Path:
     return folder / "empty.tar"
 
 
+MOUNT_NAMESPACE = [
+    *("unshare", "--mount"),
+    *([] if os.geteuid() == 0 else ["--user", "--map-root-user", "--map-auto"]),
+]
+
+
+def test_cleaning_up_never_deletes_what_is_mounted(folder: Path) -> None:
+    """As if a killed build had left the machine's /dev/shm mounted in its folder."""
+    precious = folder / "a place"
+    precious.mkdir()
+    (precious / "file").write_text("precious")
+    stale = folder / "cache" / "images" / ".build-stale" / "tmp"
+    (stale / "dev").mkdir(parents=True)
+    (stale / "file").write_text("may go")
+    clean = "from rdmalab import shelf\nwith shelf.locked(print), shelf.workshop(): pass"
+    script = 'mount --bind "$0" "$1/dev" && mount -t tmpfs x "$1/dev" && shift && "$@"'
+    done = subprocess.run(
+        [*MOUNT_NAMESPACE, "sh", "-c", script, precious, stale, sys.executable, "-c", clean],
+        env=environment(folder, folder / "cache", HOME=str(folder)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (precious / "file").read_text() == "precious"
+    assert [path.name for path in (folder / "cache" / "images").iterdir()] == [".lock"]
+
+
 def test_a_disk_that_fills_up_in_the_middle(folder: Path) -> None:
     """The look at the free space is put aside here: the disk has to fill up later."""
     cache = folder / "cache"
     cache.mkdir(mode=0o700)
     small = "from rdmalab import image; image._BUILD_BYTES = 0\n" + textwrap.dedent(BUILD)
-    more = [] if os.geteuid() == 0 else ["--user", "--map-root-user", "--map-auto"]
     script = f'mount -t tmpfs -o size=200m,mode=700 small {cache} && "$@"; code=$?;'
     script += f" ls -A {cache}/images; exit $code"
     done = subprocess.run(
-        ["unshare", *more, "--mount", "sh", "-c", script, "sh", sys.executable, "-c", small],
+        [*MOUNT_NAMESPACE, "sh", "-c", script, "sh", sys.executable, "-c", small],
         env=environment(folder, cache, HOME=str(folder)),
         capture_output=True,
         text=True,

@@ -144,6 +144,13 @@ def test_the_first_way_that_works_is_taken(
     assert leash.choose_way() == way
 
 
+def test_only_a_way_with_a_mount_namespace_may_mount() -> None:
+    ways = (leash.ROOT, leash.ROOT_AS_IT_IS, leash.USER_NAMESPACE, leash.MMDEBSTRAP)
+    may = {way for way in (*ways, leash.FAKECHROOT) if way.may_mount}
+    assert may == {leash.ROOT, leash.USER_NAMESPACE, leash.MMDEBSTRAP}
+    assert "--mount" in leash.ROOT.prefix and "--mount" in leash.USER_NAMESPACE.prefix
+
+
 def test_this_machine_offers_a_way() -> None:
     way = leash.choose_way()
     assert way is not None and way.mode in ("root", "unshare", "fakechroot")

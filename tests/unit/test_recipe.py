@@ -42,7 +42,8 @@ def test_each_architecture_has_its_own_id() -> None:
 
 
 def test_the_command_line_of_mmdebstrap() -> None:
-    line = recipe.mmdebstrap_command(Path("/t/root.tar"), Path("/a b/guest"), "arm64", "root")
+    paths = (Path("/t/root.tar"), Path("/a b/guest"))
+    line = recipe.mmdebstrap_command(*paths, "arm64", "root", may_mount=True)
     assert line[:5] == [
         "mmdebstrap",
         "--mode=root",
@@ -55,6 +56,9 @@ def test_the_command_line_of_mmdebstrap() -> None:
     assert "--dpkgopt=path-exclude=/usr/share/man/*" in line
     assert "--dpkgopt=path-include=/usr/share/doc/rdma-core/tests/*" in line
     assert "--setup-hook=sh '/a b/guest/hook-setup.sh' \"$1\"" in line
+    assert [word for word in line if word.startswith("--skip")] == ["--skip=chroot/mount/sys"]
+    line = recipe.mmdebstrap_command(*paths, "arm64", "root", may_mount=False)
+    assert [word for word in line if word.startswith("--skip")] == ["--skip=chroot/mount"]
     (packages,) = [word for word in line if word.startswith("--include=")]
     assert {"rdma-core", "python3-pyverbs", "python3-ipykernel", "perftest"} <= set(
         packages.removeprefix("--include=").split(",")
