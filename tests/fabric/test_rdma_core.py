@@ -26,7 +26,7 @@ CRASHING = {"flow", "parent_domain"}
 
 # Single tests that do not pass, and why.
 KNOWN = {
-    "test_resize_cq": "B18: a completion is lost while rxe resizes the queue, and the poll times out",
+    "test_resize_cq": "B18: rxe loses a completion while the queue is resized; the poll times out",
 }
 
 LEAST_PASSED = 80
