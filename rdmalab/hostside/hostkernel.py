@@ -23,6 +23,7 @@ from typing import Any
 
 import zmq
 from ipykernel.heartbeat import Heartbeat
+from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 
@@ -30,10 +31,8 @@ from .values import pack, refusal, unpack
 
 __all__ = ["HostKernel", "HostKernelApp", "serve", "warm_up"]
 
-
-OUTPUT_HIGH_WATER = (
-    20_000  # messages of output that may wait for a slow reader before some are lost
-)
+OUTPUT_PIECE = 65536  # characters of output in one message at most
+OUTPUT_WAITING = 64  # messages of output that wait for a slow reader; then its writer waits
 
 
 class HostKernel(IPythonKernel):
@@ -85,6 +84,24 @@ class HostKernel(IPythonKernel):
         return {"status": "ok", "restart": restart}
 
 
+class HostStream(OutStream):
+    """Standard output that waits for its reader, so that an endless print fills no memory."""
+
+    held = 0
+
+    def write(self, string: str) -> int:
+        """Write in pieces; each full piece is handed over before the next is taken."""
+        self.held += len(string)
+        if self.held < OUTPUT_PIECE:
+            super().write(string)
+            return len(string)
+        for start in range(0, len(string), OUTPUT_PIECE):
+            super().write(string[start : start + OUTPUT_PIECE])
+            self.flush()
+        self.held = 0
+        return len(string)
+
+
 class CurveHeartbeat(Heartbeat):
     """The heartbeat echo on a socket that is bound with the kernel's keys."""
 
@@ -100,6 +117,7 @@ class HostKernelApp(IPKernelApp):
     """The kernel application with its sockets left unbound until :meth:`open_for` is called."""
 
     kernel_class = HostKernel
+    outstream_class = f"{__name__}.HostStream"
     keys: dict[str, str]
 
     def _bind_socket(self, s: Any, port: int) -> int:
@@ -137,7 +155,8 @@ class HostKernelApp(IPKernelApp):
         self.bind_curve(self.stdin_socket, fds["stdin"])
         self.bind_curve(self.control_socket, fds["control"])
         iopub = self.iopub_thread
-        iopub.socket.sndhwm = OUTPUT_HIGH_WATER
+        iopub.socket.sndhwm = OUTPUT_WAITING
+        iopub.socket.setsockopt(zmq.XPUB_NODROP, 1)  # wait for readers instead of losing output
         iopub.schedule(lambda: self.bind_curve(iopub.socket, fds["iopub"]))
         self.heartbeat = CurveHeartbeat(self, fds["hb"])
         self.heartbeat.start()
