@@ -122,7 +122,7 @@ class HostKernel:
         on_output: OnOutput | None,
     ) -> Message:
         """One request on the shell channel and its reply, with the output in between."""
-        with self._turn(timeout_s):
+        with self.turn(timeout_s):
             if self._lost is not None:
                 raise self._died(self._lost)
             self._sync()
@@ -140,7 +140,7 @@ class HostKernel:
         return reply
 
     @contextlib.contextmanager
-    def _turn(self, timeout_s: float | None) -> Iterator[None]:
+    def turn(self, timeout_s: float | None) -> Iterator[None]:
         """Hold the host for one request; :class:`HostBusy` if it is not free in time."""
         end = time.monotonic() + (timeout_s if timeout_s is not None else 3600.0)
         while not self.lock.acquire(timeout=SLICE_S):

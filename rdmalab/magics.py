@@ -15,6 +15,7 @@ import html
 import shlex
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,11 +116,8 @@ def together(hosts: list[Host], cell: str, timeout_s: float | None) -> None:
                     print("\n".join(error._render_traceback_()))
                 first = first or error
     except KeyboardInterrupt:
-        for job in jobs:
-            if not job.done:
-                job.interrupt()
-        for job in jobs:
-            job.wait(10)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Job.stop, jobs))
         raise
     if first is not None:
         raise first

@@ -13,13 +13,15 @@ from typing import Any, TextIO
 
 from .paths import cache_dir
 
-__all__ = ["HEAD_CHARS", "LOG_CHARS", "Relay"]
+__all__ = ["HEAD_CHARS", "LOG_CHARS", "Recording", "Relay"]
 
 HEAD_CHARS = 100_000  # of text that is shown as it comes
 TAIL_LINES = 20
 TAIL_LINE_CHARS = 500
 LOG_CHARS = 64 << 20  # of text that is kept in a file; an endless print must not fill a disk
 LOGS_KEPT = 4
+DISPLAYS = ("display_data", "execute_result", "update_display_data", "clear_output")
+DISPLAYS_KEPT = 200  # pictures and tables of a job in the background
 
 
 class Relay:
@@ -152,6 +154,36 @@ class Relay:
         self.cut = 0
         lines = [*self.tail, *([self.partial] if self.partial else [])]
         self.write(note + "\n".join(lines) + "\n")
+
+
+class Recording(Relay):
+    """Output that is shown later, as often as wanted. No longer than what is shown at once."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(host)
+        self.pieces: list[str | dict[str, Any]] = []
+        self.displays = 0
+
+    def __call__(self, message: dict[str, Any]) -> None:
+        """Keep one message."""
+        if message["msg_type"] == "stream":
+            super().__call__(message)
+        elif message["msg_type"] in DISPLAYS and self.displays < DISPLAYS_KEPT:
+            self.displays += 1
+            self.pieces.append(message)
+
+    def write(self, text: str) -> None:
+        """Keep text that is to be shown."""
+        self.pieces.append(text)
+
+    def show(self, title: str = "") -> None:
+        """Show what was kept, below ``title`` if it is anything."""
+        with Relay(self.host, title=title) as relay:
+            for piece in self.pieces:
+                if isinstance(piece, str):
+                    relay.write(piece)
+                else:
+                    relay(piece)
 
 
 def new_log(host: str) -> TextIO:
