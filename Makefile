@@ -19,12 +19,15 @@ STAMP  := $(VENV)/.filled-$(BASE)-$(FILLED)
 # Quick tests first, so that a typing mistake shows before the hosts boot.
 TESTS  := $(wildcard tests/test_house.py tests/unit tests/fabric tests/labs tests/browser tests/docker)
 
+# Repetitions at many moments and foreign test suites are marked `long`. CI runs them too.
+SELECT := $(if $(RDMALAB_REQUIRE_ALL),,-m 'not long')
+
 .PHONY: help setup system image lab test bench labs lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make lab     JupyterLab with two RDMA hosts (sets everything up first)'
-	@echo 'make test    all tests (sets everything up first)'
+	@echo 'make test    the tests (sets everything up first); RDMALAB_REQUIRE_ALL=1: the long ones too'
 	@echo 'make setup   only the set-up: system packages, $(VENV), guest image'
 	@echo 'make bench   the performance promises, measured'
 	@echo 'make labs    build labs/*.ipynb from labs/source/*.py'
@@ -54,7 +57,7 @@ lab: setup
 
 test: DOCTOR_ARGS = --test
 test: setup
-	@$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(TESTS) $(SELECT) $(PYTEST_ARGS)
 
 bench: setup
 	@$(BIN)/python bench/promises.py
