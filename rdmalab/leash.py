@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _PROBE_DEADLINE_S = 10.0
-_END_DEADLINE_S = 10.0
+_END_DEADLINE_S = 30.0  # a killed program may first have to wait for a busy disk
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _FAKECHROOT_LIBC = "glibc 2.41"  # fakechroot runs this machine's programs with the guest's libc
 
@@ -184,7 +184,10 @@ def _end(child: subprocess.Popen[bytes], *, supervised: bool) -> int:
         os.killpg(child.pid, signal.SIGKILL)
     if child.stdout:
         child.stdout.close()
-    return child.wait(timeout=_END_DEADLINE_S)
+    try:
+        return child.wait(timeout=_END_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
 
 
 # ---------------------------------------------------------------- the supervisor, its own process
