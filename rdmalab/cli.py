@@ -195,7 +195,7 @@ def lab_(
     """JupyterLab in labs/, with the hosts started in the background."""
     from .notebook import serve
 
-    serve(lab=lab, browser=browser, port=port, say=say)
+    serve(lab=lab, browser=browser, port=port)
 
 
 @app.command()
@@ -211,28 +211,33 @@ def selftest(as_json: Json = False) -> None:
     raise typer.Exit(0 if card.passed else 1)
 
 
-def ended(signum: int, frame: object) -> NoReturn:
-    """SIGTERM and SIGHUP clean up as Ctrl-C does."""
-    raise KeyboardInterrupt
+_signals: list[int] = []  # that have asked this process to stop
+
+
+def ended(signum: int, frame: object) -> None:
+    """Ctrl-C, SIGTERM and SIGHUP end a command in the same way, once: clean-up is not disturbed."""
+    _signals.append(signum)
+    if len(_signals) == 1:
+        raise KeyboardInterrupt
 
 
 def main(words: list[str] | None = None) -> NoReturn:
     """The console script's entry: runs a command and turns errors into sentences."""
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, ended)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, ended)
     run: Callable[..., Any] = app
     try:
         code = run(args=words, standalone_mode=False)
+        if _signals:  # typer has made an exit code of it
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except RdmalabError as error:
         print(f"rdmalab: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
-    except typer.Abort:
-        print("rdmalab: stopped; nothing was left running.", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         print("rdmalab: interrupted.", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:

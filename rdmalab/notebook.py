@@ -8,18 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
-from .errors import MachineError, RdmalabError
-from .lab import ensure
-from .paths import cache_dir, runtime_dir
+from .errors import MachineError
+from .paths import cache_dir
 
 __all__ = ["labs_folder", "serve"]
 
 END_S = 15.0  # JupyterLab ends its kernels first
-LEASH = ("setpriv", "--pdeathsig", "TERM", "--")  # ends JupyterLab when we are killed
 QUIET = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}
 }
@@ -39,7 +35,7 @@ def environment() -> dict[str, str]:
     env = dict(os.environ)
     home = os.path.expanduser("~")
     if not os.access(home, os.W_OK):
-        base = runtime_dir() / "jupyter"
+        base = cache_dir() / "jupyter"
         for name, folder in (
             ("JUPYTER_RUNTIME_DIR", "runtime"),
             ("JUPYTER_CONFIG_DIR", "config"),
@@ -67,54 +63,51 @@ def server_command(*, browser: bool, port: int) -> list[str]:
     command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"]
     command += ["--ServerApp.port_retries=50", f"--LabApp.app_settings_dir={settings_folder()}"]
     command += [] if browser and screen else ["--no-browser"]
-    command += ["--allow-root"] if os.getuid() == 0 else []
-    return [*LEASH, *command] if shutil.which(LEASH[0]) else command
+    return command + (["--allow-root"] if os.getuid() == 0 else [])
 
 
-def end(server: subprocess.Popen[bytes]) -> None:
-    """Ask JupyterLab to end, with its kernels; insist after a while."""
-    server.send_signal(signal.SIGTERM)
+def leash() -> list[str]:
+    """In front of a command: let it be asked to end when this process is gone, killed or not."""
+    return ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
+
+
+def end(process: subprocess.Popen[bytes], signum: int) -> None:
+    """Ask a process to end, in its own way; insist after a while."""
+    process.send_signal(signum)
     try:
-        server.wait(END_S)
+        process.wait(END_S)
     except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+        process.kill()
+        process.wait()
 
 
-def serve(*, lab: str | None, browser: bool, port: int, say: Callable[[str], None]) -> None:
+def serve(*, lab: str | None, browser: bool, port: int) -> None:
     """Run JupyterLab until it ends; the hosts stay up (``rdmalab down`` stops them).
 
-    Raises :class:`MachineError` if JupyterLab is not installed. A start of the hosts that fails is
-    said, and said again by the first cell that needs them.
+    They are started beside it by ``rdmalab up``, a process of its own that can be interrupted. If
+    that fails it says so, and the first cell that needs the hosts says so again. Raises
+    :class:`MachineError` if JupyterLab does not run.
     """
-    command = server_command(browser=browser, port=port)
     env = environment()
     if lab:
         env["RDMALAB_LAB"] = lab
-
-    def start_hosts() -> None:
-        try:
-            state = ensure(lab=lab, say=say)
-            names = " and ".join(host["name"] for host in state.hosts)
-            say(f"{names} are up ({state.accel}, {state.ready_s:.1f} s)")
-        except RdmalabError as error:
-            say(str(error))
-
-    hosts = threading.Thread(target=start_hosts, name="rdmalab-up", daemon=False)
-    hosts.start()
+    start = [*leash(), sys.executable, "-m", "rdmalab", "up"]
+    hosts = subprocess.Popen(start, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    server = None
     try:
-        server = subprocess.Popen(command, env=env)
+        server = subprocess.Popen([*leash(), *server_command(browser=browser, port=port)], env=env)
+        server.wait()
+    except KeyboardInterrupt:
+        pass
     except OSError as error:
         raise MachineError(
             f"JupyterLab does not start ({error}).", next_step="make setup"
         ) from None
-    try:
-        server.wait()
-    except KeyboardInterrupt:
-        end(server)
     finally:
-        hosts.join(200)
-    if server.returncode not in (0, -signal.SIGTERM, -signal.SIGINT):
+        if server is not None:
+            end(server, signal.SIGTERM)
+        end(hosts, signal.SIGINT)
+    if server is not None and server.returncode not in (0, -signal.SIGTERM, -signal.SIGINT):
         raise MachineError(
             f"JupyterLab ended with exit code {server.returncode}; what it says above tells why.",
             next_step="Is it installed? make setup installs it.",
