@@ -15,10 +15,11 @@ from .remote import Remote
 
 __all__ = ["Fault", "apply", "clear", "parse", "plan"]
 
+NUMBER = r"([0-9]{1,6}(\.[0-9]{1,6})?)"  # tc takes larger ones too, and makes nonsense of them
 UNITS = {
-    "loss": (re.compile(r"([0-9]+(\.[0-9]+)?)%\Z"), "a percentage such as 5%"),
-    "delay": (re.compile(r"([0-9]+(\.[0-9]+)?)(us|ms|s)\Z"), "a time such as 10ms"),
-    "rate": (re.compile(r"([0-9]+(\.[0-9]+)?)(k|m|g)bit\Z"), "a rate such as 100mbit"),
+    "loss": (re.compile(rf"{NUMBER}%\Z"), "a percentage such as 5%"),
+    "delay": (re.compile(rf"{NUMBER}(us|ms|s)\Z"), "a time such as 10ms"),
+    "rate": (re.compile(rf"(?!0+(\.0+)?[kmg]){NUMBER}(k|m|g)bit\Z"), "a rate such as 100mbit"),
 }
 QUEUE_PACKETS = 20_000  # netem's own limit; its default of 1000 drops on top of what was asked for
 Settings = dict[str, str | bool]
@@ -76,8 +77,9 @@ def plan(host: str, settings: Settings) -> list[tuple[list[str], str | None]]:
         if netem:
             words = ["tc", "qdisc", "replace", "dev", device, "root", "netem"]
             commands.append(([*words, *map(str, netem), "limit", str(QUEUE_PACKETS)], netns))
-        if settings.get("clear"):
+        if settings.get("clear"):  # deleting what there is not would fail, so first put something
             commands.append((["tc", "qdisc", "replace", "dev", device, "root", "noqueue"], netns))
+            commands.append((["tc", "qdisc", "del", "dev", device, "root"], netns))
     if settings.get("down"):
         commands.append((["ip", "link", "set", port, "down"], None))
     if settings.get("clear"):
