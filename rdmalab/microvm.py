@@ -196,8 +196,8 @@ def cold_start(
     their own lose a race with a kernel that patches its own code, once in some hundred boots.
     """
     how = machine.accel
-    say(f"first start of these hosts: booting a guest under {how.name} ({how.why})")
     with snapshot.make(machine.ram_mib) as new:
+        say(f"first start of these hosts: booting a guest under {how.name} ({how.why})")
         initrd = new.folder / "initrd"
         initrd.write_bytes(image.initrd.read_bytes() + write_cpio(files))
         line = qemu.command(machine, image, folder, initrd, new.ram, restore=False)
