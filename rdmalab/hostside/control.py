@@ -12,8 +12,10 @@ faults and captures; only the lab's owner has the key to ask for it).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -54,6 +56,7 @@ class ControlServer:
         self.running: dict[int, Running] = {}
         self.waiting: dict[str, list[tuple[bytes, Any]]] = {name: [] for name in hosts}
         self.next_id = 1
+        self.next_look = 0.0
         self.listener = listen(CONTROL_PORT)
         self.router = zmq.Context().socket(zmq.ROUTER)
         self.router.curve_server = True
@@ -61,6 +64,7 @@ class ControlServer:
         self.router.setsockopt(zmq.USE_FD, self.listener.fileno())
         self.router.setsockopt(zmq.SNDHWM, 0)  # nothing is dropped; WINDOW bounds what waits
         self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to one that is gone: an error
         self.router.bind(f"tcp://{GUEST_ADDRESS}:{CONTROL_PORT}")
         self.poller = zmq.Poller()
         self.poller.register(self.router, zmq.POLLIN)
@@ -79,12 +83,34 @@ class ControlServer:
                 elif isinstance(source, int):
                     self.on_output(source)
             self.reap()
+            self.look_after_clients()
 
     def send(self, client: bytes, ident: Any, content: dict[str, Any], *buffers: bytes) -> None:
-        """One reply or event. A client that went away is forgotten by the ROUTER socket."""
-        self.router.send_multipart(
-            [client, json.dumps({"id": ident, **content}).encode(), *buffers]
-        )
+        """One reply or event; a client that has gone away is forgotten."""
+        head = json.dumps({"id": ident, **content}).encode()
+        try:
+            self.router.send_multipart([client, head, *buffers])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.forget(client)
+
+    def look_after_clients(self) -> None:
+        """Notice, within a second or two, clients that were killed while a command of theirs runs.
+
+        Only sending shows whether somebody is still there.
+        """
+        if self.running and time.monotonic() > self.next_look:
+            self.next_look = time.monotonic() + 1.0
+            for client in {job.client for job in self.running.values()}:
+                self.send(client, None, {"event": "are you there?"})
+
+    def forget(self, client: bytes) -> None:
+        """A client has gone away: its commands end, for nobody could end them any more."""
+        self.clients.pop(client, None)
+        for number, job in self.running.items():
+            if job.client == client and job.code is None:
+                self.signal_command(number, job, signal.SIGKILL)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -160,12 +186,17 @@ class ControlServer:
         """A signal to a command that this client started earlier."""
         for number, job in self.running.items():
             if (job.client, job.ident) == (client, request["target"]):
-                if job.process is not None:
-                    os.killpg(job.process.pid, request["signal"])
-                elif job.host is not None:
-                    order = {"op": "signal", "id": number, "signal": request["signal"]}
-                    self.hosts[job.host].sock.send(json.dumps(order).encode())
+                self.signal_command(number, job, request["signal"])
         self.send(client, request["id"], {"ok": True})
+
+    def signal_command(self, number: int, job: Running, signum: int) -> None:
+        """A signal to a command and all of its process group."""
+        if job.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.process.pid, signum)
+        elif job.host is not None:
+            order = {"op": "signal", "id": number, "signal": signum}
+            self.hosts[job.host].sock.send(json.dumps(order).encode())
 
     def op_ack(self, client: bytes, request: dict[str, Any]) -> None:
         """The client has taken so many bytes of a command's output; no reply."""
@@ -204,7 +235,7 @@ class ControlServer:
             return
         name = link.spec.name
         notice = {key: value for key, value in event.items() if key != "event"}
-        for client in self.clients:
+        for client in list(self.clients):
             self.send(
                 client, None, {"event": "kernel", "host": name, "state": link.state, **notice}
             )

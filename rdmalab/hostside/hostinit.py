@@ -99,6 +99,7 @@ class HostInit:
         self.crashes = 0
         self.oom_kills = 0
         self.running: dict[int, int] = {}  # pid -> the agent's id of an exec
+        self.ending: set[int] = set()  # those that were sent a signal
 
     def main(self) -> NoReturn:
         """Set the host up, start a kernel, serve the agent."""
@@ -241,6 +242,7 @@ class HostInit:
         elif op == "signal":
             for pid, ident in self.running.items():
                 if ident == message["id"]:
+                    self.ending.add(pid)
                     self.send_signal(pid, message["signal"])
 
     def send_signal(self, pid: int, signum: int) -> None:
@@ -280,6 +282,9 @@ class HostInit:
                 self.kernel_pid = 0
                 self.on_death(code)
             elif pid in self.running:
+                if pid in self.ending:  # an ended command takes its children along
+                    self.ending.discard(pid)
+                    self.send_signal(pid, signal.SIGKILL)
                 self.tell("exit", id=self.running.pop(pid), code=code)
 
     def on_death(self, code: int) -> None:
