@@ -249,6 +249,7 @@ def environment(folder: Path, cache: Path, **more: str) -> dict[str, str]:
     return names | {"PYTHONPATH": str(package), "RDMALAB_CACHE_DIR": str(cache), **more}
 
 
+@pytest.mark.long
 def test_an_ordinary_user_builds_the_same_image(
     ordinary_user: pwd.struct_passwd, folder: Path
 ) -> None:
@@ -299,6 +300,7 @@ def eventually(check: Callable[[], object], deadline_s: float = 15.0) -> bool:
     return done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("moment", "how"),
     [
@@ -377,6 +379,7 @@ def test_cleaning_up_never_deletes_what_is_mounted(folder: Path) -> None:
     assert [path.name for path in (folder / "cache" / "images").iterdir()] == [".lock"]
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_in_the_middle(folder: Path) -> None:
     """The look at the free space is put aside here: the disk has to fill up later."""
     cache = folder / "cache"

@@ -264,6 +264,7 @@ def test_an_interrupt_ends_what_blocks(
     assert processes(lab, "alice") == before
 
 
+@pytest.mark.long
 def test_ten_interrupts_in_a_row_leave_nothing(
     lab: rdmalab.Lab, sh: Callable, processes: Callable
 ) -> None:
@@ -352,6 +353,7 @@ code = subprocess.run([sys.executable, "-c", hog]).returncode
     assert_bob_is_well(lab, sh)
 
 
+@pytest.mark.long
 def test_verbs_objects_without_end_harm_their_own_host_only(lab: rdmalab.Lab, sh: Callable) -> None:
     """Completion queues are the kernel's memory, which no limit counts; alice pays for them."""
     lab.bob.run("x = 1")

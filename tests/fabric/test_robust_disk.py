@@ -19,7 +19,7 @@ from rdmalab import image, paths
 
 from .sandbox import Sandbox, sandbox
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(600)]
 
 HOSTS = ("alice",)
 NEEDED_MIB = 544  # 320 of the guest, 160 of its host, 64 to spare

@@ -112,7 +112,7 @@ def test_b57_a_machine_that_hangs_is_given_up(new_lab: NewLab) -> None:
     begin = time.monotonic()
     with pytest.raises(RdmalabError):
         lab.alice.run("1 + 1", timeout_s=1)
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     lab.down()
     assert state.process_started(lab.state.pid) is None
     rdmalab.up(lab=lab.id).alice.run("1 + 1")

@@ -13,7 +13,7 @@ import pytest
 
 from .sandbox import Command, Done, Sandbox, private_cache, sandbox
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(900)]
 
 Moment = Callable[[Sandbox, Command], bool]
 HOSTS = ("alice",)  # one host boots sooner than two, and the moments are the same
