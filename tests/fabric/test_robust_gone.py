@@ -15,7 +15,7 @@ import rdmalab
 from rdmalab import state
 from rdmalab.errors import LabGone, RdmalabError
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(400)]
 
 PATIENCE_S = 10.0  # promised are 5
 NewLab = Callable[..., rdmalab.Lab]

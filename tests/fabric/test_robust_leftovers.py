@@ -12,7 +12,7 @@ from rdmalab import state
 
 from .sandbox import Sandbox, sandbox
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

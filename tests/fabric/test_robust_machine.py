@@ -17,7 +17,7 @@ import pytest
 
 from .sandbox import Sandbox, own_copy, private_cache, sandbox, trust
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(400)]
 
 NOBODY_KNOWN = 54321
 

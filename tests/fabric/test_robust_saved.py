@@ -16,7 +16,7 @@ from rdmalab.errors import ImageError
 
 from .sandbox import own_copy, private_cache, sandbox, trust
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(600)]
 
 HOSTS = ("alice",)
 

@@ -8,7 +8,7 @@ import pytest
 
 from .sandbox import private_cache, sandbox
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(600)]
 
 SILENCE_S = 20.0  # promised are 15, on a machine that has nothing else to do
 
