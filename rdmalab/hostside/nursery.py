@@ -35,7 +35,8 @@ def preload() -> None:
     terminal = types.ModuleType("IPython.terminal.embed")
     terminal.__dict__["embed"] = no_terminal
     sys.modules[terminal.__name__] = terminal
-    sys.modules.update(dict.fromkeys(NOT_NEEDED))  # importing these now raises ImportError
+    for name in NOT_NEEDED:
+        sys.modules[name] = None  # type: ignore[assignment] # makes its import fail, as documented
     for name in PRELOADED:
         importlib.import_module(name)
     importlib.import_module(f"{__package__}.hostkernel").warm_up()
