@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from .errors import BackendError
+
 if TYPE_CHECKING:
     from jupyter_client.blocking.client import BlockingKernelClient
 
@@ -48,6 +50,7 @@ class Channels:
         self._client = connect(kernel)
         self._inboxes: dict[str, Inbox] = {}
         self._closed = False
+        self._shell = threading.Lock()  # held by whoever is at the shell channel's socket
         self._thread = threading.Thread(
             target=self._pump, name=f"rdmalab-output-{name}", daemon=True
         )
@@ -58,9 +61,19 @@ class Channels:
         if self._closed:
             return
         self._closed = True
+        self.tell_all({"msg_type": "closed"})
         self._thread.join(5)
-        self._client.stop_channels()
-        self._client.context.destroy(linger=0)
+        with self._shell:
+            self._client.stop_channels()
+            self._client.context.destroy(linger=0)
+
+    @contextlib.contextmanager
+    def _shell_channel(self) -> Iterator[Any]:
+        """The shell channel, which nobody closes meanwhile."""
+        with self._shell:
+            if self._closed:
+                raise BackendError("This connection to the lab is closed.")
+            yield self._client.shell_channel
 
     @contextlib.contextmanager
     def ask(self, kind: str, content: Message, buffers: list[bytes]) -> Iterator[tuple[str, Inbox]]:
@@ -71,7 +84,8 @@ class Channels:
         inbox: Inbox = queue.SimpleQueue()
         self._inboxes[ident] = inbox
         try:
-            session.send(self._client.shell_channel.socket, message, buffers=buffers)
+            with self._shell_channel() as channel:
+                session.send(channel.socket, message, buffers=buffers)
             yield ident, inbox
         finally:
             del self._inboxes[ident]
@@ -80,14 +94,16 @@ class Channels:
         """The reply to a request, or None; earlier requests' late replies are dropped."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
-            if self._client.shell_channel.socket.poll(POLL_MS):
-                message: Message = self._client.shell_channel.get_msg(timeout=0)
-                if message["parent_header"].get("msg_id") == ident:
-                    return message
+            with self._shell_channel() as channel:
+                if not channel.socket.poll(POLL_MS):
+                    continue
+                message: Message = channel.get_msg(timeout=0)
+            if message["parent_header"].get("msg_id") == ident:
+                return message
         return None
 
     def tell_all(self, message: Message) -> bool:
-        """Put a message into every open inbox (the kernel died). False if there was none."""
+        """Put a message into every open inbox (the kernel died). False if there is none."""
         inboxes = list(self._inboxes.values())
         for inbox in inboxes:
             inbox.put(message)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .channels import Channels, Inbox, Message
-from .errors import HostBusy, HostDied, HostError, HostTimeout, LabGone, remote_error
+from .errors import BackendError, HostBusy, HostDied, HostError, HostTimeout, remote_error
 from .hostside.values import pack, unpack
 from .remote import SLICE_S, Remote, lab_gone
 
@@ -129,7 +129,7 @@ class HostKernel:
             with self._channels.ask(kind, content, buffers) as (ident, inbox):
                 try:
                     self._until_idle(inbox, timeout_s, on_output)
-                except (HostDied, LabGone):
+                except (HostDied, BackendError):
                     raise
                 except BaseException as error:  # an error in on_output included
                     self._stop(inbox, on_output, error)
@@ -183,6 +183,8 @@ class HostKernel:
             kind = message["msg_type"]
             if kind == "died":
                 raise self._died(message)
+            if kind == "closed":
+                raise BackendError(f"The connection to {self.name} was closed while this ran.")
             if kind == "status":
                 if message["content"]["execution_state"] == "idle":
                     return
