@@ -187,8 +187,8 @@ def test_a_child_in_the_background_does_not_hold_the_command(
 
 
 def test_many_commands_at_once(start: Start) -> None:
-    processes = [start(("alice", "bob")[i % 2], "--", "sh", "-c", f"echo {i}") for i in range(6)]
-    assert [finish(process)[:2] for process in processes] == [(0, f"{i}\n") for i in range(6)]
+    processes = [start(("alice", "bob")[i % 2], "--", "sh", "-c", f"echo {i}") for i in range(4)]
+    assert [finish(process)[:2] for process in processes] == [(0, f"{i}\n") for i in range(4)]
 
 
 def test_the_hosts_administrator_may_configure_the_network_and_nothing_else(start: Start) -> None:
@@ -228,9 +228,9 @@ def last_row(out: str) -> list[float]:
     return [float(word) for word in rows[-1].split()]
 
 
-@pytest.mark.parametrize("tool", ["ib_send_lat -n 200 -s 64", "ib_read_lat -n 200 -s 64"])
-def test_perftest_latency(shared_lab: rdmalab.Lab, sh: Callable, start: Start, tool: str) -> None:
+def test_perftest_latency(shared_lab: rdmalab.Lab, sh: Callable, start: Start) -> None:
     """Columns: bytes, iterations, then min, max, typical in microseconds."""
+    tool = "ib_send_lat -n 200 -s 64"
     row = last_row(between(shared_lab, sh, start, "bob", "alice", tool))
     print(f"{tool}: typical {row[4]} us")
     assert row[0] == 64 and row[1] == 200 and 0 < row[2] <= row[4] <= row[3]
