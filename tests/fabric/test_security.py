@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +112,47 @@ def test_nothing_listens_beyond_loopback(lab: rdmalab.Lab) -> None:
     listening = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert listening
     assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+
+
+def pester(ports: list[int], pipe: int) -> None:
+    """As a stranger: junk, half a greeting, a plain and a wrongly keyed client on every port."""
+    context, answers = zmq.Context(), 0
+    for port in ports:
+        for junk in (
+            os.urandom(100_000),
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff" + bytes(8) + b"\x7f\x03",
+        ):
+            with socket.socket() as sock, contextlib.suppress(OSError):
+                sock.settimeout(20)
+                sock.connect(("127.0.0.1", port))
+                sock.sendall(junk)
+        for keyed in (False, True):
+            client = context.socket(zmq.DEALER)
+            client.linger = 0
+            if keyed:
+                client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
+                client.curve_serverkey = zmq.curve_keypair()[0]
+            client.connect(f"tcp://127.0.0.1:{port}")
+            client.send_multipart([b'{"id": 1, "op": "root", "argv": ["touch", "/tmp/owned"]}'])
+            answers += client.poll(300)
+    os.write(pipe, b"answers: %d" % answers)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user here")
+def test_another_user_can_neither_command_nor_disturb_the_guest(
+    lab: rdmalab.Lab, guest: Callable
+) -> None:
+    """All of QEMU's ports, the control service's included: no answer, and nothing breaks."""
+    process = psutil.Process(lab.state.pid)
+    listening = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    ports = [connection.laddr.port for connection in listening]
+    assert lab.state.control["port"] in ports and len(ports) == 11
+    lab.bob.run("kept = 11")
+    assert end_of(*as_stranger(pester, ports)) == "answers: 0"
+    assert guest(lab, "ls /tmp/owned").code != 0
+    assert lab.bob.get("kept") == 11
+    lab.alice.run("x = 1")
 
 
 def secrets_of(lab: rdmalab.Lab) -> list[str]:
