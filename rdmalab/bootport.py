@@ -18,7 +18,7 @@ from typing import Any
 
 from . import qemu
 from .errors import BackendError
-from .paths import cache_dir
+from .paths import cache_dir, runtime_dir
 
 __all__ = ["BootPort", "GuestPanic", "collect", "launched"]
 
@@ -116,6 +116,12 @@ def keep_log(text: str) -> str:
     return f"Its log is {file}."
 
 
+def environment() -> dict[str, str]:
+    """QEMU's environment: nothing of the caller's, and the folder by which strays are found."""
+    path = os.environ.get("PATH", "/usr/bin:/bin")
+    return {"PATH": path, "LC_ALL": "C", "RDMALAB_RUNTIME_DIR": str(runtime_dir())}
+
+
 @contextlib.contextmanager
 def launched(folder: Path, line: list[str]) -> Iterator[BootPort]:
     """Start QEMU and accept its boot port. The port is closed at the end; QEMU runs on."""
@@ -135,7 +141,7 @@ def launched(folder: Path, line: list[str]) -> Iterator[BootPort]:
                 stderr=log,
                 start_new_session=True,
                 cwd="/",
-                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"},
+                env=environment(),
             )
         _children.append(process)
         server.settimeout(0.2)

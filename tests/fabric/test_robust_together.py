@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import psutil
 import pytest
 
 from .sandbox import private_cache, sandbox
@@ -19,7 +20,8 @@ def test_two_starts_of_one_lab_at_the_same_instant() -> None:
         assert [done.code for done in ended] == [0, 0], ended
         first, second = (json.loads(done.out) for done in ended)
         assert first == second
-        assert len(box.qemus()) == 1
+        (pid,) = box.qemus()
+        assert psutil.Process(pid).environ()["RDMALAB_RUNTIME_DIR"] == str(box.runtime)
         third = box.up()
         assert {key: third[key] for key in first} == first
         box.works()
