@@ -89,7 +89,7 @@ class HostKernel:
             "store_history": store_history,
             "user_expressions": {},
             "allow_stdin": False,
-            "stop_on_error": True,
+            "stop_on_error": False,  # an error here must not abort what others have in the queue
         }
         reply = self.request("execute_request", content, [], timeout_s, on_output)["content"]
         if reply["status"] != "ok":

@@ -629,13 +629,15 @@ def test_every_line_of_a_flood_of_small_messages_arrives(lab: rdmalab.Lab) -> No
 def test_two_processes_on_one_host_take_turns(
     shared_lab: rdmalab.Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A second connection, as of another notebook, gets its own output and its own errors."""
+    """A second connection, as of another notebook, gets its own output; the first one's error
+    does not cancel what the second has asked for."""
     second = rdmalab.Lab(shared_lab.state)
     try:
         seen: list[dict[str, Any]] = []
-        job = shared_lab.alice.start("import time; time.sleep(0.5); print('mine')")
+        job = shared_lab.alice.start("import time; time.sleep(0.5); print('mine'); 1 / 0")
         second.alice.kernel.run("print('theirs')", on_output=seen.append)
-        job.result(PATIENCE_S)
+        with pytest.raises(rdmalab.RemoteError, match="ZeroDivisionError"):
+            job.result(PATIENCE_S)
         assert (capsys.readouterr().out, text_of(seen)) == ("mine\n", "theirs\n")
     finally:
         second.close()
