@@ -31,7 +31,7 @@ README_LINES_MAX = 150
 ORDER: dict[str, tuple[str, ...]] = {
     "rdmalab": (
         # pure data, and where files live
-        "errors paths cpio topology qpstate",
+        "errors paths cpio topology",
         # of which the controller may import SHARED only
         "hostside",
         # runs before anything is installed
@@ -41,11 +41,11 @@ ORDER: dict[str, tuple[str, ...]] = {
         # where hosts live
         "state qemu qmp snapshot bootport microvm remote containers local",
         # what a notebook talks to
-        "outputs channels kernels jobs faults capture lab magics notebook",
+        "outputs channels kernels jobs faults packets ladder capture lab magics notebook",
         # pictures
         "view",
         # the other ways in
-        "grading selftest bench imagecli cli",
+        "grading selftest bench imagecli capturecli cli",
         "__init__ __main__",
     ),
     "rdmalab.doctor": (
@@ -56,9 +56,11 @@ ORDER: dict[str, tuple[str, ...]] = {
     "rdmalab.hostside": (
         "__init__ values",  # `here`: in the guest this package is named rdmalab
         "network cgroup container hostkernel hostinit",
+        "qpstate statuses guards card verbs",  # RDMA itself: what learners import
+        "tools measure",
         "hostlink nursery control agent boot",
-        "verbs measure",
     ),
+    "rdmalab.view": ("theme tables plots qpdiagram", "__init__"),
 }
 
 # An import against that order, with the reason why it stays.
@@ -87,9 +89,12 @@ BROUGHT_BY = {
     "zmq": "pyzmq",
 }
 
-# The two halves meet only in pure data: no module of the controller imports the hosts' side, and
-# the hosts' side imports nothing of the controller.
-SHARED = "rdmalab.hostside.values"  # how a value is written down, for both; no more than that
+# The two halves meet only in pure data: no module of the controller imports the hosts' side but
+# for these, and the hosts' side imports nothing of the controller.
+SHARED = (
+    "rdmalab.hostside.values",  # how a value is written down
+    "rdmalab.hostside.qpstate",  # the states of a queue pair, as the specification draws them
+)
 
 # What `import rdmalab` must not pull in: a learner waits for it in every notebook.
 HEAVY = ("pyverbs", "docker", "numpy", "matplotlib", "IPython", "zmq", "jupyter_client", "scapy")

@@ -1,0 +1,203 @@
+"""What the tests of the labs share: a lab's notebook, run as a learner or a grader runs it.
+
+``run`` executes a whole notebook. ``attempts`` executes the solved one once and, at each task,
+tries other answers: it runs the task's section (from its heading down) anew for each of them, as a
+learner would after a wrong answer, and at last with the solution, which must then still get full
+points. So all answers of a lab cost one pass, and what a wrong answer spoils for good is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+from nbgrader.utils import determine_grade, is_grade
+
+from rdmalab import lab as labs
+
+LABS = Path(__file__).parents[2] / "labs"
+CELL_TIMEOUT_S = 120
+
+
+def load_build() -> ModuleType:
+    """labs/build.py, which is a script and in no package."""
+    spec = importlib.util.spec_from_file_location("labs_build", LABS / "build.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+build = load_build()
+
+
+@contextmanager
+def own_hosts(lab_id: str) -> Iterator[str]:
+    """Hosts for one file's notebooks; the first notebook starts them, as a learner's would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RDMALAB_LAB", lab_id)
+        yield lab_id
+    labs.down(lab_id)
+
+
+def solved(name: str) -> NotebookNode:
+    """The lab with solutions and hidden tests: ``solved("00_meet_your_hosts")``."""
+    return build.solved(LABS / "source" / f"{name}.py")
+
+
+def untouched(name: str) -> NotebookNode:
+    """The lab as learners get it."""
+    return build.release(solved(name))
+
+
+def client(notebook: NotebookNode, folder: Path) -> NotebookClient:
+    return NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        allow_errors=True,
+        resources={"metadata": {"path": str(folder)}},
+    )
+
+
+def run(notebook: NotebookNode, folder: Path) -> NotebookNode:
+    """Execute a whole notebook in a fresh kernel, past errors; the notebook with its outputs."""
+    return asyncio.run(client(notebook, folder).async_execute())  # execute() leaves a loop open
+
+
+def errors(notebook: NotebookNode) -> dict[str, str]:
+    """What each failed cell said: cell id -> text of the exception."""
+    return {
+        cell.id: output.evalue
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if output.output_type == "error"
+    }
+
+
+def printed(notebook: NotebookNode, cell_id: str = "", stream: str = "stdout") -> str:
+    """What one cell, or all of them, wrote."""
+    return "".join(
+        output.text
+        for cell in notebook.cells
+        if cell.cell_type == "code" and cell_id in ("", cell.id)
+        for output in cell.outputs
+        if output.output_type == "stream" and output.name == stream
+    )
+
+
+def marks(notebook: NotebookNode) -> dict[str, float]:
+    """The points that nbgrader gives: check id -> points."""
+    return {cell.id: determine_grade(cell)[0] for cell in notebook.cells if is_grade(cell)}
+
+
+def full_marks(name: str) -> dict[str, float]:
+    """The points that nbgrader can give at most."""
+    return {cell.id: determine_grade(cell)[1] for cell in solved(name).cells if is_grade(cell)}
+
+
+# ---------------------------------------------------------------- right and wrong answers
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An answer to a task.
+
+    ``lines`` stand where the solution stood: one text, or one for each region when the task's cell
+    has several. ``said``: for each check that must fail, a part of its sentence; empty for a right
+    answer.
+    """
+
+    task: str
+    title: str
+    lines: str | Sequence[str]
+    said: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:  # pytest shows it as the test's name
+        return f"{self.task}: {self.title}"
+
+
+def filled(cell: NotebookNode, attempt: Attempt) -> str:
+    """The source of a task's released cell with the attempt's lines in place of the stubs."""
+    answers = [attempt.lines] if isinstance(attempt.lines, str) else list(attempt.lines)
+    text = []
+    for line in cell.source.splitlines():
+        if build.STUB not in line:
+            text.append(line)
+            continue
+        indent = line[: line.index(build.STUB)]
+        text += [indent + own if own else own for own in answers.pop(0).splitlines()]
+    assert not answers, f"{attempt}: more answers than regions"
+    return "\n".join(text)
+
+
+def section(notebook: NotebookNode, task: str, begin: str = "") -> list[int]:
+    """The numbers of the cells of a task's section: from its heading to the next heading.
+
+    ``begin``: an earlier heading from which a learner is told to run again, such as ``"## 4"``.
+    """
+    (at,) = (n for n, cell in enumerate(notebook.cells) if cell.id == task)
+    heads = [
+        n
+        for n, cell in enumerate(notebook.cells)
+        if cell.cell_type == "markdown" and cell.source.startswith("#")
+    ]
+    start = max(n for n in heads if n < at and notebook.cells[n].source.startswith(begin or "#"))
+    end = min((n for n in heads if n > at), default=len(notebook.cells))
+    return list(range(start, end))
+
+
+def attempts(
+    name: str, tries: Sequence[Attempt], folder: Path, begin: dict[str, str] | None = None
+) -> dict[str, NotebookNode]:
+    """One pass through the solved lab with all `tries`: text of the attempt -> its section, run.
+
+    The entry "" is the solved lab itself, run around all of these. ``begin``: see :func:`section`,
+    by task.
+    """
+    begin = begin or {}
+    notebook = solved(name)
+    empty = {cell.id: cell for cell in build.release(notebook).cells}
+    done: dict[str, NotebookNode] = {"": notebook}
+
+    async def all_cells() -> None:
+        runner = client(notebook, folder)
+        async with runner.async_setup_kernel():
+            for number, cell in enumerate(notebook.cells):
+                for attempt in tries:
+                    numbers = section(notebook, attempt.task, begin.get(attempt.task, ""))
+                    if numbers[0] != number:
+                        continue
+                    part = copy.deepcopy(notebook)
+                    part.cells = [part.cells[n] for n in numbers]
+                    for inner in part.cells:
+                        if inner.id == attempt.task:
+                            inner.source = filled(empty[inner.id], attempt)
+                        if inner.cell_type == "code":
+                            await runner.async_execute_cell(inner, number)
+                    done[str(attempt)] = part
+                await runner.async_execute_cell(cell, number)
+
+    asyncio.run(all_cells())
+    return done
+
+
+def judge(attempt: Attempt, part: NotebookNode) -> None:
+    """Assert that a tried section failed where it should, with the sentences it should say."""
+    said = errors(part)
+    assert list(said) == list(attempt.said), said
+    for check, sentence in attempt.said.items():
+        assert sentence in said[check]
+    assert {check for check, points in marks(part).items() if points == 0} == set(attempt.said)
