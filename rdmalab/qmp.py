@@ -94,13 +94,24 @@ def monitor(path: Path, deadline_s: float = 10.0) -> Iterator[Monitor]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(deadline_s)
         try:
-            sock.connect(str(path))
+            connect(sock, path, time.monotonic() + deadline_s)
             yield Monitor(sock, deadline_s)
         except (OSError, ValueError) as error:
             raise BackendError(
                 f"QEMU's monitor does not answer ({error}).",
                 next_step="End the lab with: rdmalab down --all",
             ) from None
+
+
+def connect(sock: socket.socket, path: Path, end: float) -> None:
+    """Connect to a QEMU that is just starting: its socket has a name before it is listened on."""
+    while True:
+        try:
+            return sock.connect(str(path))
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.005)
 
 
 def forwards(qmp: Monitor) -> dict[int, int]:

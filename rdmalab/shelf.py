@@ -43,6 +43,7 @@ _LOCK_DEADLINE_S = 3600.0  # a build on a slow network
 _LOCK_POLL_S = 0.2
 _REMOVE_DEADLINE_S = 10.0
 _LOGS_KEPT = 10
+_IMAGES_KEPT = 3  # the newest; an image of an older recipe is 150 MB that nobody asks for any more
 _WORKSHOP_PREFIX = ".build-"
 
 
@@ -171,11 +172,18 @@ def _ignore(line: str) -> None:
 
 
 def publish(result: Path, image_id: str, aside: Path) -> Path:
-    """Put the complete image ``result`` on the shelf; an older one of that id goes ``aside``."""
+    """Put the complete image ``result`` on the shelf; an older one of that id goes ``aside``.
+
+    Images of older recipes make room. A lab that runs from one has its files open and runs on.
+    """
     target = images_dir() / image_id
     if target.exists():
         target.rename(aside)
     result.rename(target)
+    images = [folder for folder in images_dir().glob("[!.]*") if folder != target]
+    images.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for old in images[_IMAGES_KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)
     return target
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from rdmalab.qemu import find_qemu
 
 from .sandbox import Sandbox, own_copy, private_cache, sandbox, trust
 
@@ -115,6 +118,30 @@ def test_b02_up_never_asks_for_a_module_of_this_machine(tmp_path: Path) -> None:
         box.works()
         assert box.run("down", PATH=path).code == 0
         assert not (tmp_path / "called").exists()
+
+
+def test_b02_a_kernel_without_ipv6_still_gives_the_ipv4_gid(tmp_path: Path) -> None:
+    """B02: older rxe could not even be loaded then; the hosts' own kernel must not care."""
+    wrapper = tmp_path / "qemu"
+    wrapper.write_text(
+        '#!/bin/bash\nwords=("$@")\nfor i in "${!words[@]}"; do\n'
+        '  [ "${words[i]}" = -append ] && words[i+1]+=" ipv6.disable=1"\ndone\n'
+        f'exec {shlex.quote(find_qemu().path)} "${{words[@]}}"\n'
+    )
+    wrapper.chmod(0o755)
+    with private_cache() as cache, sandbox(cache) as box:
+        box.env["RDMALAB_QEMU"] = str(wrapper)
+        shown = box.up()
+        assert [host["gid"] for host in shown["hosts"]] == ["::ffff:10.0.0.1", "::ffff:10.0.0.2"]
+        assert "ipv6.disable=1" in box.run("exec", "alice", "--", "cat", "/proc/cmdline").out
+        code = (
+            "import rdmalab; alice = rdmalab.up().alice; alice.run('from rdmalab import here');"
+            "alice.run('from pyverbs.device import Context; ctx = Context(name=here.device)');"
+            "alice.run('gid = ctx.query_gid(1, here.gid_index).gid'); print(alice.get('gid'))"
+        )
+        line = [sys.executable, "-c", code]
+        done = subprocess.run(line, env=box.env, capture_output=True, text=True, timeout=200)
+        assert done.stdout == "0000:0000:0000:0000:0000:ffff:0a00:0001\n", done
 
 
 # ---------------------------------------------------------------- HOME, and who one is

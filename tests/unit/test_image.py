@@ -522,3 +522,14 @@ def test_a_chosen_mirror_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert image._mirror() == recipe.Mirror("http://classroom.example/debian", "")
     monkeypatch.setenv("RDMALAB_SECURITY_MIRROR", "http://classroom.example/security")
     assert image._mirror().security == "http://classroom.example/security"
+
+
+def test_images_of_older_recipes_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest three stay: a second checkout, or an export, may still want its own."""
+    monkeypatch.setenv("RDMALAB_CACHE_DIR", str(tmp_path / "cache"))
+    for number in range(5):
+        result = tmp_path / f"result-{number}"
+        result.mkdir()
+        shelf.publish(result, f"id{number}", tmp_path / "aside")
+        os.utime(shelf.images_dir() / f"id{number}", (1000 + number, 1000 + number))
+    assert sorted(folder.name for folder in shelf.images_dir().glob("id*")) == ["id2", "id3", "id4"]

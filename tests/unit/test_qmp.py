@@ -144,7 +144,7 @@ def test_a_monitor_that_hangs_up(path: Path) -> None:
 
 
 TALK = """
-import json, socket, sys
+import json, socket, sys, time
 server = socket.socket(socket.AF_UNIX)
 server.bind(sys.argv[1])
 server.listen(1)
@@ -173,6 +173,16 @@ def test_answers_refusals_and_events_are_told_apart(path: Path) -> None:
         with pytest.raises(BackendError, match="refused nonsense: it has not been found"):
             monitor.cmd("nonsense")
         assert monitor.cmd("stop") == {}
+
+
+def test_a_socket_that_is_bound_and_not_yet_listened_on_is_waited_for(path: Path) -> None:
+    """Between the two, QEMU can lose the processor on a busy machine."""
+    late = TALK.replace("server.listen(1)", 'print("listens", flush=True); time.sleep(0.3)')
+    late = late.replace('print("listens", flush=True)\ntalk', "server.listen(1)\ntalk")
+    with listener(path, code=late):
+        assert qmp.listener_pid(path) is None
+        with qmp.monitor(path) as monitor:
+            assert monitor.cmd("stop") == {}
 
 
 def test_what_is_no_qmp_is_an_error_too(path: Path) -> None:
