@@ -56,7 +56,10 @@ ORDER: dict[str, tuple[str, ...]] = {
     "rdmalab.hostside": (
         "__init__ values",  # `here`: in the guest this package is named rdmalab
         "network cgroup container hostkernel hostinit",
-        "qpstate statuses guards card verbs",  # RDMA itself: what learners import
+        # RDMA itself, what learners import: data; pieces; a whole end of a connection
+        "qpstate statuses mishaps card ledger",
+        "guards memory bringup orders arrivals",
+        "connection verbs",
         "tools measure",
         "hostlink nursery control agent boot",
     ),

@@ -1,0 +1,79 @@
+"""What can go wrong with an endpoint: one tree of errors.
+
+::
+
+    EndpointError             anything that rdmalab.verbs reports
+    ├── CardError             the peer's card did not come, is none, or does not fit ours
+    ├── ResourceError         an object could not be made: memory region, queue pair, ...
+    ├── BringUpError          a queue pair refused a move between its states
+    ├── PostError             an order (work request) was refused when it was posted
+    ├── WaitTimeout           a completion did not come in time; also a TimeoutError
+    └── CompletionError       an order failed; ``.cause`` is the first completion that says why
+
+Every message says what was tried, what came back (by name, never a bare number), the usual cause,
+and where to look next.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+__all__ = [
+    "BringUpError",
+    "CardError",
+    "CompletionError",
+    "EndpointError",
+    "PostError",
+    "ResourceError",
+    "WaitTimeout",
+    "errno_name",
+]
+
+
+class EndpointError(RuntimeError):
+    """Base of all errors of :mod:`rdmalab.verbs`. ``errno`` is the kernel's answer, or None."""
+
+    def __init__(self, text: str, errno: int | None = None) -> None:
+        super().__init__(text)
+        self.errno = errno
+
+
+class CardError(EndpointError):
+    """The peer's address card did not come, is none, or does not fit ours."""
+
+
+class ResourceError(EndpointError):
+    """A verbs object could not be made."""
+
+
+class BringUpError(EndpointError):
+    """A queue pair refused a move between its states."""
+
+
+class PostError(EndpointError):
+    """An order was refused when it was posted: it never reached the wire."""
+
+
+class WaitTimeout(EndpointError, TimeoutError):
+    """A completion did not come before the deadline."""
+
+
+class CompletionError(EndpointError):
+    """An order failed.
+
+    ``cause`` is the first completion that tells why, ``flushed`` those that came back only because
+    the queue pair stopped, ``good`` those that had succeeded before.
+    """
+
+    def __init__(self, text: str, cause: Any, flushed: list[Any], good: list[Any]) -> None:
+        super().__init__(text)
+        self.cause = cause
+        self.flushed = flushed
+        self.good = good
+
+
+def errno_name(number: int) -> str:
+    """As in ``EINVAL (22, Invalid argument)``."""
+    return f"{errno.errorcode.get(number, 'errno')} ({number}, {os.strerror(number)})"
