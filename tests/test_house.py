@@ -60,10 +60,15 @@ ORDER: dict[str, tuple[str, ...]] = {
         "qpstate statuses mishaps card ledger",
         "guards memory bringup orders arrivals",
         "connection verbs",
+        "qpcall qpmove inventory answers",  # what the notebook's pictures and tables show and do
         "tools measure",
         "hostlink nursery control agent boot",
     ),
-    "rdmalab.view": ("theme tables plots qpdiagram", "__init__"),
+    "rdmalab.view": (
+        "asking theme quantity picture axes",
+        "tables plots bars qpdrawing qpdiagram",
+        "__init__",
+    ),
 }
 
 # An import against that order, with the reason why it stays.
@@ -97,6 +102,7 @@ BROUGHT_BY = {
 SHARED = (
     "rdmalab.hostside.values",  # how a value is written down
     "rdmalab.hostside.qpstate",  # the states of a queue pair, as the specification draws them
+    "rdmalab.hostside.qpcall",  # the text of the call that moves one
 )
 
 # What `import rdmalab` must not pull in: a learner waits for it in every notebook.
