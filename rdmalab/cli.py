@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -184,6 +185,32 @@ def fault(
         apply(remote, host, wanted)
     undo = "" if "clear" in wanted else f" Undo it with: rdmalab fault {host} clear"
     print(f"{host}: {' '.join(settings)}.{undo}")
+
+
+@app.command()
+def capture(
+    host: Annotated[
+        str | None, typer.Argument(help="Whose link (default: the first host).")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A pcap file.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="End after so long.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="End after so many packets.")
+    ] = None,
+    lab: LabOption = None,
+    as_json: Json = False,
+) -> None:
+    """Print the RoCEv2 packets on a host's link, decoded, until Ctrl-C."""
+    from . import capturecli
+    from .capture import MAX_PACKETS, Capture
+    from .remote import Remote
+
+    state = running_state(lab)
+    name = host or state.hosts[0]["name"]
+    require_host(state, name)
+    with Remote(state) as remote:
+        wire = Capture(remote, name, state.hosts, max_packets=count or MAX_PACKETS)
+        capturecli.run(wire, output, seconds, as_json, say)
 
 
 @app.command("lab")

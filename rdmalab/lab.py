@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from . import microvm, state
+from .capture import Capture
 from .errors import BackendError, MachineError, UsageError
 from .faults import Fault
 from .jobs import Job
@@ -119,6 +120,15 @@ class Lab:
         ``loss``, ``delay``, ``rate`` as tc-netem(8) takes them, ``down=True``; undone at the end.
         """
         return Fault(self.remote, self[host].name, **settings)
+
+    def capture(self, host: str | None = None, **limits: int) -> Capture:
+        """What crosses a host's link (default: the first host's), as a context manager.
+
+        ``with lab.capture("bob") as wire: ...``, then ``wire.packets``, ``wire.ladder()`` and
+        ``wire.save("x.pcap")``; ``limits`` are those of :class:`~rdmalab.capture.Capture`.
+        """
+        name = self[host].name if host else self.hosts[0].name
+        return Capture(self.remote, name, self.state.hosts, **limits)
 
     def alive(self) -> bool:
         """Whether the hosts still run."""

@@ -6,6 +6,7 @@ a deadline, can be interrupted, and ends early when the lab's virtual machine do
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import queue
@@ -19,7 +20,7 @@ import zmq
 from .errors import BackendError, LabGone
 from .state import LabState
 
-__all__ = ["Remote", "lab_gone"]
+__all__ = ["Command", "Remote", "lab_gone"]
 
 Frame = tuple[dict[str, Any], bytes]
 SLICE_S = 0.25  # how often a wait looks whether the lab is still there
@@ -111,6 +112,21 @@ class Remote:
                 self._end_command(ident, inbox)
                 raise
 
+    @contextlib.contextmanager
+    def start(self, op: str, argv: list[str], **args: Any) -> Iterator[Command]:
+        """A command that runs beside the block; ended at the block's end, if it has not by itself.
+
+        Somebody has to keep reading its output: a command that is not listened to is paused.
+        """
+        with self._conversation() as (ident, inbox):
+            self._send({"id": ident, "op": op, "argv": argv, **args})
+            command = Command(self, ident, inbox)
+            try:
+                yield command
+            finally:
+                if command.code is None:
+                    self._end_command(ident, inbox)
+
     def run(self, op: str, argv: list[str], *, timeout_s: float = 30.0, **args: Any) -> str:
         """A command's standard output; :class:`BackendError` with its error text if it fails."""
         parts: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
@@ -196,6 +212,48 @@ class Remote:
         elif "event" in content:
             for callback in list(self._listeners):
                 callback(content)
+
+
+class Command:
+    """A command in the guest, from :meth:`Remote.start`. ``code``: how it ended, or None."""
+
+    def __init__(self, remote: Remote, ident: int, inbox: queue.SimpleQueue[Frame]) -> None:
+        self._remote, self._ident, self._inbox = remote, ident, inbox
+        self.code: int | None = None
+
+    def read(self, timeout_s: float) -> tuple[str, bytes] | None:
+        """The next (``stdout`` or ``stderr``, data); None when nothing came, or when it has ended.
+
+        Raises :class:`LabGone`, and :class:`BackendError` if the guest did not run it.
+        """
+        end = time.monotonic() + timeout_s
+        while self.code is None:
+            try:
+                content, data = self._inbox.get(
+                    timeout=max(0.0, min(SLICE_S, end - time.monotonic()))
+                )
+            except queue.Empty:
+                if not self._remote.state.alive():
+                    raise lab_gone(self._remote.state) from None
+                if time.monotonic() >= end:
+                    return None
+                continue
+            if "error" in content:
+                self.code = -1
+                raise BackendError(f"The guest refused to run a command: {content['error']}.")
+            if "exit" in content:
+                self.code = int(content["exit"])
+                return None
+            ack = {"op": "ack", "target": self._ident, "size": len(data)}
+            self._remote._send({"id": None, **ack})
+            return content["stream"], data
+        return None
+
+    def signal(self, signum: int) -> None:
+        """A signal to the command."""
+        self._remote._send(
+            {"id": None, "op": "signal", "target": self._ident, "signal": int(signum)}
+        )
 
 
 class _Conversation:

@@ -41,7 +41,9 @@ ORDER: dict[str, tuple[str, ...]] = {
         # where hosts live
         "state qemu qmp snapshot bootport microvm remote containers local",
         # what a notebook talks to
-        "outputs channels kernels jobs faults packets ladder capture lab magics notebook",
+        "outputs channels kernels jobs faults",
+        "opcodes packets pcap decoder sequence ladder capture",
+        "lab magics notebook",
         # pictures
         "view",
         # the other ways in
