@@ -238,6 +238,18 @@ def selftest(as_json: Json = False) -> None:
     raise typer.Exit(0 if card.passed else 1)
 
 
+@app.command()
+def bench(as_json: Json = False) -> None:
+    """TCP and RDMA between two hosts of its own, in Python beside C, with what it does not show."""
+    from .bench import run
+
+    report = run(say)
+    if as_json:
+        show(report.document())
+    else:
+        report.show()
+
+
 _signals: list[int] = []  # that have asked this process to stop
 
 
