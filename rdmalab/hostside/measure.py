@@ -149,8 +149,8 @@ def answer(link: Link, do: str, kind: str, size: int, number: int, port: int) ->
     loop = link.loops[kind]
     loop.ready(size, number)
     link.say(ready=True)
-    before = usage()
     with quiet():
+        before = usage()
         loop.pong(number)
     link.hear()
     link.say(**since(before))
@@ -214,10 +214,10 @@ class Session:
         stamps = array("q", bytes(8 * (number + 1)))
         loop.ready(size, number)
         self.order("run", kind, size, number)
-        before = usage()
         with quiet():
+            before = usage()
             loop.ping(number, stamps)
-        self.used = since(before)
+            self.used = since(before)
         self.link.say(done=True)
         self.peer_used = self.link.hear()
         return numpy.diff(numpy.frombuffer(stamps, dtype=numpy.int64))
