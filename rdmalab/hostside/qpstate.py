@@ -198,6 +198,12 @@ DIFFERENCES = {
         "EINVAL: the table of the Linux kernel leaves this move out, for all devices",
         "ask for the state first; from RESET there is nothing to flush",
     ),
+    "sqd-draining": Difference(
+        "leaving SQD",
+        "a program may move a queue pair to RESET from every state",
+        "EINVAL as long as the send queue drains: until then only ERR is open",
+        "wait until ibv_query_qp shows sq_draining as 0",
+    ),
     "sqd-holds-on": Difference(
         "SQD to RTS",
         "sends that were held go out when the queue pair is in RTS again",
