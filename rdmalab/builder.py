@@ -93,7 +93,7 @@ class Progress:
 
 
 def build_files(folder: Path, arch: str, mirror: recipe.Mirror, progress: Progress) -> str:
-    """Make vmlinuz, initrd, root.erofs and packages.list in ``folder``/result.
+    """Make kernel, initrd, root.erofs and packages.list in ``folder``/result.
 
     Returns the version of the guest's kernel. Raises BuildFailed, OSError (disk full), ImageError.
     """
@@ -118,7 +118,7 @@ def build_files(folder: Path, arch: str, mirror: recipe.Mirror, progress: Progre
     kernel = (boot / "kernel-version").read_text().strip()
     progress.report("initrd", f"kernel {kernel}", 0.97)
     (result / "initrd").write_bytes(_initrd(root, boot / "busybox", kernel))
-    for name in ("vmlinuz", "packages.list"):
+    for name in ("kernel", "packages.list"):
         (boot / name).rename(result / name)
     return kernel
 

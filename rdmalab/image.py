@@ -2,7 +2,7 @@
 
 ::
 
-    cache_dir()/images/ID/   vmlinuz  initrd  root.erofs  packages.list  image.json  verified.json
+    cache_dir()/images/ID/   kernel  initrd  root.erofs  packages.list  image.json  verified.json
                              ID = recipe_id(): what the image should contain, not when it was made
 
 >>> image = find_image() or build_image()                               # doctest: +SKIP

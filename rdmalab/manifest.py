@@ -23,7 +23,7 @@ __all__ = [
     "verify_image",
 ]
 
-FILES = ("vmlinuz", "initrd", "root.erofs", "packages.list")
+FILES = ("kernel", "initrd", "root.erofs", "packages.list")
 META = "image.json"
 REBUILD = "Build it again: rdmalab image build"
 
@@ -42,7 +42,7 @@ class GuestImage:
     @property
     def kernel(self) -> Path:
         """The kernel for QEMU's ``-kernel``."""
-        return self.folder / "vmlinuz"
+        return self.folder / "kernel"
 
     @property
     def initrd(self) -> Path:

@@ -75,6 +75,7 @@ NEEDS: tuple[Need, ...] = (
     Need("build", "newuidmap", "uidmap", "shadow-utils", "shadow"),
     Need("build", "unshare", "util-linux", "util-linux", "util-linux"),
     Need("build", "xz", "xz-utils", "xz", "xz", "xz"),
+    Need("build", "zstd", "zstd", "zstd", "zstd", "zstd"),
     Need("build", "fakeroot", "fakeroot", "fakeroot", "fakeroot"),
     Need("build", "fakechroot", "fakechroot", "fakechroot", "fakechroot"),
     Need(

@@ -1,7 +1,7 @@
 #!/bin/sh
 # mmdebstrap's customize hook; $1 is the new root, with all packages installed.
 #
-# Puts vmlinuz, busybox and packages.list below $1/boot/, the modules of modules.txt below
+# Puts kernel, busybox and packages.list below $1/boot/, the modules of modules.txt below
 # $1/usr/lib/modules/, and makes the root ready for a read-only file system.
 # Lines "I: rdmalab: ..." are progress that the caller shows.
 set -eu
@@ -43,11 +43,26 @@ place_kernel() {
     case $version in *\ *|\*) die "expected one kernel version, found: $version" ;; esac
     mkdir -p "$root/boot"
     for image in "$tree/lib/modules/$version/vmlinuz" "$tree"/boot/vmlinu[xz]-*; do
-        if [ -f "$image" ]; then cp "$image" "$root/boot/vmlinuz"; fi
+        if [ -f "$image" ]; then cp "$image" "$root/boot/kernel"; fi
     done
-    [ -f "$root/boot/vmlinuz" ] || die "the kernel's packages hold no vmlinuz"
+    [ -f "$root/boot/kernel" ] || die "the kernel's packages hold no vmlinuz"
+    unpack_kernel
     cp "$(find "$tree" -path '*/bin/busybox' -type f)" "$root/boot/busybox"
     echo "$version" > "$root/boot/kernel-version"
+}
+
+# On amd64 QEMU also boots the ELF file inside vmlinuz (PVH), which saves an emulated processor a
+# second of unpacking it. A kernel that is packed otherwise stays as it is, and boots all the same.
+unpack_kernel() {
+    magic=$(printf '\050\265\057\375')   # zstd's
+    offset=$(LC_ALL=C grep -abom1 "$magic" "$root/boot/kernel" |
+        LC_ALL=C cut -d : -f 1 | head -n 1)
+    [ "$RDMALAB_ARCH" = amd64 ] && [ -n "$offset" ] || return 0
+    # zstd complains about what follows the packed part, after it has written all of it
+    tail -c "+$((offset + 1))" "$root/boot/kernel" | zstd -qdc > "$work/vmlinux" 2> /dev/null || :
+    if [ "$(head -c 4 "$work/vmlinux" | tail -c 3)" = ELF ]; then
+        mv "$work/vmlinux" "$root/boot/kernel"
+    fi
 }
 
 # Print the files, below lib/modules/VERSION/, of the modules in modules.txt and of all that they

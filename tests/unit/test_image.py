@@ -45,7 +45,7 @@ def small_root(folder: Path) -> None:
     (modules / "modules.dep").write_text("".join(names))
     boot = folder / "boot"
     boot.mkdir()
-    (boot / "vmlinuz").write_bytes(b"MZ" + bytes(range(256)) * 100)
+    (boot / "kernel").write_bytes(b"MZ" + bytes(range(256)) * 100)
     (boot / "busybox").write_bytes(b"\x7fELF")
     (boot / "packages.list").write_text("rdma-core 56.1-1\n")
     (boot / "kernel-version").write_text(KERNEL + "\n")
@@ -376,7 +376,7 @@ def test_a_damaged_image_is_never_used(
     assert stage.leftovers == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": {}}', '{"files": {"vmlinuz": 1}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"files": {}}', '{"files": {"kernel": 1}}'])
 def test_a_damaged_description_is_damage(stage: Stage, text: str) -> None:
     built = image.build_image()
     (built.folder / manifest.META).write_text(text)

@@ -28,7 +28,7 @@ FIRST_BOOT = """
 /usr/bin/qemu -machine pc-q35-7.2,memory-backend=ram -accel tcg,thread=multi,tb-size=128
 -cpu Nehalem-v1 -smp 2 -nodefaults -no-user-config -no-reboot -display none -m 640M
 -object memory-backend-file,id=ram,size=640M,mem-path=/cache/ram,share=on
--kernel /cache/images/abc/vmlinuz -initrd /cache/initrd
+-kernel /cache/images/abc/kernel -initrd /cache/initrd
 -append KERNEL_LINE
 -drive file=/cache/images/abc/root.erofs,if=none,id=root,format=raw,readonly=on
 -device virtio-blk-pci,drive=root
