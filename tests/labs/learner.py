@@ -182,11 +182,13 @@ def attempts(
                         continue
                     part = copy.deepcopy(notebook)
                     part.cells = [part.cells[n] for n in numbers]
-                    for inner in part.cells:
+                    runner.nb = part  # into which the client puts each cell that it has run
+                    for at, inner in enumerate(part.cells):
                         if inner.id == attempt.task:
                             inner.source = filled(empty[inner.id], attempt)
                         if inner.cell_type == "code":
-                            await runner.async_execute_cell(inner, number)
+                            await runner.async_execute_cell(inner, at)
+                    runner.nb = notebook
                     done[str(attempt)] = part
                 await runner.async_execute_cell(cell, number)
 
