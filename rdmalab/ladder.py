@@ -21,9 +21,9 @@ __all__ = ["Ladder"]
 ROWS_MAX = 80
 
 # Sizes in pixels: legible from the back of a room.
-CHAR, SMALL_CHAR = 8.0, 7.3  # upper bounds for a character's width at 15 and at 13 pixels
-TIME_WIDTH, SPAN_MIN, EDGE = 78, 430, 24
-HEAD, CALL_LINE, CALL_CHARS = 58, 18, 40
+BOLD, CHAR, SMALL_CHAR = 10.0, 8.0, 7.3  # at least a character's mean width, 15 and 13 pixels high
+TIME_WIDTH, SPAN_MIN, EDGE = 74, 430, 20
+HEAD, CALL_LINE, CALL_CHARS = 58, 18, 30
 SLANT = 8  # an arrow falls a little: a packet takes time
 STYLE = """
 .rl-bg{fill:var(--jp-layout-color0,#fff)}
@@ -36,7 +36,9 @@ STYLE = """
 .rl-resp{stroke-width:1.5}
 .rl-run{stroke-width:6}
 .rl-again{stroke-dasharray:10 6}
-.rl-nak{stroke-dasharray:2 5;stroke-width:3;stroke-linecap:round}
+.rl-nak{stroke-dasharray:1 6;stroke-width:3;stroke-linecap:round}
+.rl-on{fill:var(--jp-layout-color0,#fff)}
+.rl-head{stroke:var(--jp-content-font-color1,#111);stroke-width:1.5}
 .rl-fill{fill:var(--jp-content-font-color1,#111)}
 .rl-open{fill:var(--jp-layout-color0,#fff)}
 .rl-box{fill:var(--jp-layout-color2,#e8e8e8);stroke:var(--jp-content-font-color1,#111)}
@@ -97,7 +99,7 @@ class Drawing:
         self.number = next(_numbers)
         self.parts: list[str] = []
         hosts = ladder.hosts or [""]
-        texts = [len(f"{row.label}  {row.figures}") * CHAR for row in ladder.rows if not row.call]
+        texts = [len(row.label) * BOLD + len(row.figures) * CHAR for row in ladder.rows]
         texts += [len(row.details) * SMALL_CHAR for row in ladder.rows]
         span = max([SPAN_MIN, *(width + 60 for width in texts)])
         first_x = EDGE + TIME_WIDTH + self.room_for_calls(hosts[0])
@@ -117,9 +119,10 @@ class Drawing:
         for row in self.ladder.rows:
             draw = self.call if row.call else self.packet if row.packets else self.gap
             draw(row)
-        if self.ladder.ending:
+        foot = self.y + 12
+        for text in filter(None, (self.ladder.ending, legend(self.ladder.rows))):
             self.y += 30
-            self.write(EDGE, self.y, self.ladder.ending, "rl-s")
+            self.write(EDGE, self.y, text, "rl-s")
         height = self.y + 26
         ids = f"rl-title-{self.number}", f"rl-desc-{self.number}"
         return (
@@ -129,16 +132,16 @@ class Drawing:
             f'<title id="{ids[0]}">{escape(self.ladder.title)}</title>'
             f'<desc id="{ids[1]}">{escape(str(self.ladder))}</desc><style>{STYLE}</style>'
             f'<rect class="rl-bg" width="100%" height="100%"/>'
-            f"{self.lives(height)}{''.join(self.parts)}</svg>"
+            f"{self.lives(foot)}{''.join(self.parts)}</svg>"
         )
 
-    def lives(self, height: float) -> str:
+    def lives(self, foot: float) -> str:
         """The title, and a line for each host under its name."""
         parts = [text_at(EDGE, 24, self.ladder.title, "rl-t rl-b")]
-        parts.append(text_at(EDGE, HEAD - 10, "ms", "rl-s"))
+        parts.append(text_at(EDGE + TIME_WIDTH - 18, HEAD - 10, "ms", "rl-s", "end"))
         for name, x in self.xs.items():
             parts.append(text_at(x, HEAD - 10, name, "rl-t rl-b", "middle"))
-            parts.append(f'<path class="rl-life" d="M {x:.0f} {HEAD - 2} V {height - 12:.0f}"/>')
+            parts.append(f'<path class="rl-life" d="M {x:.0f} {HEAD - 2} V {foot:.0f}"/>')
         return "".join(parts)
 
     def write(self, x: float, y: float, text: str, kind: str, anchor: str = "start") -> None:
@@ -147,7 +150,8 @@ class Drawing:
 
     def time(self, row: Row) -> None:
         """When, in the column at the left."""
-        self.write(EDGE, self.y, f"{(row.time_s - self.ladder.start_s) * 1e3:.2f}", "rl-s")
+        ms = f"{(row.time_s - self.ladder.start_s) * 1e3:.2f}"
+        self.write(EDGE + TIME_WIDTH - 18, self.y, ms, "rl-s", "end")
 
     def packet(self, row: Row) -> None:
         """An arrow with its label above, and below it what further headers say."""
@@ -155,8 +159,15 @@ class Drawing:
         start, end = self.xs[row.packets[0].src], self.xs[row.packets[0].dst]
         middle = (start + end) / 2
         self.time(row)
+        nak = "rl-on" if row.packets[0].is_nak else ""
+        if nak:  # the colours swapped, so that a refusal stands out
+            width = len(row.label) * BOLD + len(row.figures) * CHAR + 44
+            self.parts.append(
+                f'<rect class="rl-fill" x="{middle - width / 2:.0f}" y="{self.y - 16:.0f}"'
+                f' width="{width:.0f}" height="21" rx="4"/>'
+            )
         self.parts.append(
-            f'<text class="rl-t" x="{middle:.0f}" y="{self.y:.0f}" text-anchor="middle">'
+            f'<text class="rl-t {nak}" x="{middle:.0f}" y="{self.y:.0f}" text-anchor="middle">'
             f'<tspan class="rl-b">{escape(row.label)}</tspan>'
             f'<tspan dx="10">{escape(row.figures)}</tspan></text>'
         )
@@ -205,21 +216,27 @@ def arrow(row: Row, start: float, end: float, y: float) -> str:
         *(["rl-again"] if packet.again else []),
         *(["rl-nak"] if packet.is_nak else []),
     ]
-    tip, to = end - 3 * way, y + SLANT
-    way_there = f"M {start:.0f} {y:.0f} L {tip - 8 * way:.0f} {to:.0f}"
-    line = f'<path class="{" ".join(kinds)}" d="{way_there}"/>'
-    if packet.is_nak:
-        x = tip - 12 * way
-        cross = f"M {x - 7:.0f} {to - 7:.0f} l 14 14 m 0 -14 l -14 14"
-        return f'{line}<path class="rl-line" style="stroke-width:3" d="{cross}"/>'
-    points = (
-        f"{tip:.0f},{to:.0f} {tip - 13 * way:.0f},{to - 6:.0f} {tip - 13 * way:.0f},{to + 6:.0f}"
+    tip, low = end - 2 * way, y + SLANT
+    back = tip - 13 * way
+    head = "rl-on rl-head" if packet.is_response and not packet.is_nak else "rl-fill"
+    return (
+        f'<path class="{" ".join(kinds)}" d="M {start:.0f} {y:.0f} L {back:.0f} {low:.0f}"/>'
+        f'<polygon class="{head}" points="{tip:.0f},{low:.0f} {back:.0f},{low - 6:.0f}'
+        f' {back:.0f},{low + 6:.0f}"/>'
     )
-    head = "rl-open rl-line" if packet.is_response else "rl-fill"
-    style = (
-        ' style="stroke-width:1.5;fill:var(--jp-layout-color0,#fff)"' if packet.is_response else ""
-    )
-    return f'{line}<polygon class="{head}"{style} points="{points}"/>'
+
+
+def legend(shown: Sequence[Row]) -> str:
+    """What the kinds of arrows mean that occur here."""
+    firsts = [row.packets[0] for row in shown if row.packets]
+    known = {
+        "open head: an answer": any(packet.is_response for packet in firsts),
+        "thick: several packets": any(len(row.packets) > 1 for row in shown),
+        "ack?: asks for an acknowledgement": any(packet.ack_request for packet in firsts),
+        "dashed: seen before, so sent again": any(packet.again for packet in firsts),
+        "dotted, label in a box: a refusal": any(packet.is_nak for packet in firsts),
+    }
+    return "; ".join(text for text, occurs in known.items() if occurs)
 
 
 def text_at(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:

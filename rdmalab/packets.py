@@ -18,7 +18,7 @@ from .opcodes import OPERATIONS
 __all__ = ["COLUMNS", "UNDECODED", "Atomic", "Packet", "PacketTable", "Reth", "cells"]
 
 UNDECODED = "UNDECODED"
-SHOWN_ROWS = 200  # of a table; a notebook with ten thousand rows stops answering
+SHOWN_ROWS = 100  # of a table; a notebook with ten thousand rows stops answering
 
 
 class Reth(NamedTuple):

@@ -15,7 +15,8 @@ from .packets import Packet
 __all__ = ["Call", "Row", "rows"]
 
 FOLD_FROM = 4  # equal packets in a row
-GAP_MS = 20.0  # of silence that gets a row of its own
+GAP_MS = 50.0  # of silence that gets a row of its own
+PSNS = 1 << 24
 MICROSECOND_S = 1e-6  # the resolution of a capture's clock
 
 
@@ -41,7 +42,7 @@ class Row:
     def label(self) -> str:
         """What stands on the arrow: ``SEND FIRST``, ``62 x RDMA WRITE MIDDLE``."""
         if not self.packets:
-            return f"{self.gap_ms:.1f} ms without a packet" if self.gap_ms else ""
+            return f"{self.gap_ms:.1f} ms later" if self.gap_ms else ""
         first = self.packets[0]
         many = f"{len(self.packets)} x " if len(self.packets) > 1 else ""
         return ("again: " if first.again else "") + many + first.title
@@ -54,7 +55,7 @@ class Row:
         first, last = self.packets[0], self.packets[-1]
         parts = []
         if first.psn is not None:
-            run = f"..{last.psn}" if len(self.packets) > 1 else ""
+            run = f"..{last.psn}" if last.psn != first.psn else ""
             parts.append(f"PSN {first.psn}{run}")
         if first.payload:
             many = f"{len(self.packets)} x " if len(self.packets) > 1 else ""
@@ -130,7 +131,7 @@ def time_of(call: Call, packets: Sequence[Packet]) -> float:
 
 
 def fold(events: Iterable[Row]) -> Iterator[Row]:
-    """Runs of equal packets with rising PSN as one row each."""
+    """Runs of equal packets, with rising PSN or with one and the same, as one row each."""
     run: list[Row] = []
 
     def folded() -> list[Row]:
@@ -139,18 +140,22 @@ def fold(events: Iterable[Row]) -> Iterator[Row]:
         return [Row(run[0].time_s, tuple(row.packets[0] for row in run))]
 
     for event in events:
-        if not (run and continues(run[-1], event)):
+        if not (run and continues(run, event)):
             yield from folded()
             run = []
         run.append(event)
     yield from folded()
 
 
-def continues(before: Row, row: Row) -> bool:
+def continues(run: list[Row], row: Row) -> bool:
     """Whether a packet is the next of a run."""
-    if not (before.packets and row.packets):
+    if not (run[-1].packets and row.packets) or row.details or run[-1].details:
         return False
-    a, b = before.packets[0], row.packets[0]
+    a, b = run[-1].packets[0], row.packets[0]
     names = ("src", "dst", "opcode", "transport", "qp", "again", "syndrome", "payload")
-    same = all(getattr(a, name) == getattr(b, name) for name in names)
-    return same and a.psn is not None and b.psn == (a.psn + 1) % (1 << 24) and not b.details
+    if a.psn is None or b.psn is None or any(getattr(a, n) != getattr(b, n) for n in names):
+        return False
+    step = (b.psn - a.psn) % PSNS
+    if len(run) > 1:
+        return step == (a.psn - (run[-2].packets[0].psn or 0)) % PSNS
+    return step in (0, 1)
