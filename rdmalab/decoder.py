@@ -209,11 +209,12 @@ def describe(frame: bytes, length: int) -> tuple[dict[str, Any], Any, Any]:
     layers = dissect(frame)
     ip = layers.getlayer(IP) or layers.getlayer(IPv6)
     udp, bth = layers.getlayer(UDP), layers.getlayer(BTH)
-    if udp is None or bth is None:
-        return {"opcode": UNDECODED, "note": "no RoCEv2 packet"}, ip, layers
-    room = (udp.len or 0) - UDP_BYTES - BTH_BYTES - ICRC_BYTES
-    if room < 0:
-        note = f"{udp.len} bytes of UDP, too short for a RoCEv2 packet"
+    if udp is None:
+        return {"opcode": UNDECODED, "note": "no UDP packet"}, ip, layers
+    inside = (udp.len or 0) - UDP_BYTES
+    room = inside - BTH_BYTES - ICRC_BYTES
+    if bth is None or room < 0:
+        note = f"{inside} bytes in UDP, too short for a RoCEv2 packet"
         return {"opcode": UNDECODED, "note": note}, ip, layers
     transport, operation = opcode_name(bth.opcode)
     known: dict[str, Any] = {"opcode": operation, "transport": transport, "code": bth.opcode}
