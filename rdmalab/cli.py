@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from .errors import RdmalabError, UsageError
+from . import hostcli
+from .errors import RdmalabError
+from .hostcli import Json, LabOption, say
 from .imagecli import image_app
 
 __all__ = ["main"]
@@ -29,17 +30,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(image_app, name="image", no_args_is_help=True)
+app.command("exec", context_settings={"ignore_unknown_options": True})(hostcli.exec_)
+app.command()(hostcli.fault)
+app.command()(hostcli.capture)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-LabOption = Annotated[
-    str | None, typer.Option("--lab", help="The lab's id (RDMALAB_LAB, else default).")
-]
 BackendOption = Annotated[str, typer.Option(help="auto, vm, docker or local.")]
-
-
-def say(text: str) -> None:
-    """Progress, on stderr."""
-    print(f"rdmalab: {text}", file=sys.stderr, flush=True)
 
 
 def show(document: Any) -> None:
@@ -119,98 +114,6 @@ def down(
     wanted = sorted({*labs.known(), own}) if every else [own]
     ended = [name for name in wanted if labs.down(name)]
     print(f"Stopped: {', '.join(ended)}." if ended else "Nothing was running.")
-
-
-@app.command("exec", context_settings={"ignore_unknown_options": True})
-def exec_(
-    host: str,
-    command: Annotated[list[str], typer.Argument(help="The command and its words, after --.")],
-    lab: LabOption = None,
-    root: Annotated[
-        bool, typer.Option(help="As the host's administrator (NET_ADMIN, NET_RAW).")
-    ] = False,
-) -> None:
-    """Run a command on a host; its output is streamed and its exit code passed on."""
-    from .remote import Remote
-
-    state = running_state(lab)
-    require_host(state, host)
-    code = 1
-    with Remote(state) as remote:
-        for item in remote.stream("exec", command, host=host, root=root):
-            if isinstance(item, int):
-                code = item
-                break
-            out = sys.stdout.buffer if item[0] == "stdout" else sys.stderr.buffer
-            out.write(item[1])
-            out.flush()
-    raise typer.Exit(code if code >= 0 else 128 - code)
-
-
-def running_state(lab: str | None) -> Any:
-    """The state of a lab that runs; an error that says how to start it otherwise."""
-    from . import lab as labs
-    from .errors import BackendError
-
-    name = lab or labs.default_lab()
-    found = labs.running(name)
-    if found is None:
-        raise BackendError(f"The lab {name!r} does not run.", next_step="Start it: rdmalab up")
-    return found
-
-
-def require_host(state: Any, host: str) -> None:
-    """:class:`UsageError` if the lab has no such host."""
-    names = [entry["name"] for entry in state.hosts]
-    if host not in names:
-        raise UsageError(f"This lab has no host {host!r}; it has {', '.join(names)}.")
-
-
-@app.command()
-def fault(
-    host: str,
-    settings: Annotated[
-        list[str], typer.Argument(help="loss=5% delay=10ms rate=100mbit down clear")
-    ],
-    lab: LabOption = None,
-) -> None:
-    """Put a fault on a host's link, or clear it."""
-    from .faults import apply, parse
-    from .remote import Remote
-
-    wanted = parse(settings)
-    state = running_state(lab)
-    require_host(state, host)
-    with Remote(state) as remote:
-        apply(remote, host, wanted)
-    undo = "" if "clear" in wanted else f" Undo it with: rdmalab fault {host} clear"
-    print(f"{host}: {' '.join(settings)}.{undo}")
-
-
-@app.command()
-def capture(
-    host: Annotated[
-        str | None, typer.Argument(help="Whose link (default: the first host).")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="A pcap file.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="End after so long.")] = None,
-    count: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="End after so many packets.")
-    ] = None,
-    lab: LabOption = None,
-    as_json: Json = False,
-) -> None:
-    """Print the RoCEv2 packets on a host's link, decoded, until Ctrl-C."""
-    from . import capturecli
-    from .capture import MAX_PACKETS, Capture
-    from .remote import Remote
-
-    state = running_state(lab)
-    name = host or state.hosts[0]["name"]
-    require_host(state, name)
-    with Remote(state) as remote:
-        wire = Capture(remote, name, state.hosts, max_packets=count or MAX_PACKETS)
-        capturecli.run(wire, output, seconds, as_json, say)
 
 
 @app.command("lab")

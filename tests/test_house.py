@@ -47,7 +47,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # pictures
         "view",
         # the other ways in
-        "grading selftest bench imagecli capturecli cli",
+        "grading selftest bench imagecli capturecli hostcli cli",
         "__init__ __main__",
     ),
     "rdmalab.doctor": (
