@@ -10,12 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
-from .capture import Capture
+import typer
+
 from .errors import MachineError
+from .hostcli import Json, LabOption, require_host, running_state, say
 from .packets import COLUMNS, Packet, cells
 
-__all__ = ["follow", "run"]
+if TYPE_CHECKING:
+    from .capture import Capture
+
+__all__ = ["capture", "follow"]
 
 LOOK_S = 0.2  # how often new packets are looked for
 WIDTHS = (5, 10, 12, 12, 28, 8, 9, 5, 6)  # of the columns but the last, which is as long as it is
@@ -40,20 +46,29 @@ def until_ctrl_c() -> Iterator[threading.Event]:
 
 
 def follow(
-    capture: Capture, seconds: float | None, ended: threading.Event, show: Callable[[Packet], None]
+    wire: Capture,
+    seconds: float | None,
+    ended: threading.Event,
+    show: Callable[[Packet], None],
+    announce: str = "",
 ) -> None:
-    """Run a capture, showing each packet, until Ctrl-C, its time is up, or it is full."""
+    """Run a capture, showing each packet, until Ctrl-C, its time is up, or it is full.
+
+    ``announce`` is said on stderr once it listens.
+    """
     shown = 0
 
     def more() -> None:
         nonlocal shown
-        for packet in capture.packets[shown:]:
+        for packet in wire.packets[shown:]:
             show(packet)
             shown += 1
 
     end = None if seconds is None else time.monotonic() + seconds
-    with capture:
-        while capture.running and not ended.wait(LOOK_S):
+    with wire:
+        if announce:
+            say(announce)
+        while wire.running and not ended.wait(LOOK_S):
             more()
             if end is not None and time.monotonic() >= end:
                 break
@@ -66,19 +81,49 @@ def line(texts: tuple[str, ...]) -> str:
     return "  ".join([*padded, texts[-1]]).rstrip()
 
 
-def run(
-    capture: Capture,
-    file: Path | None,
-    seconds: float | None,
-    as_json: bool,
-    say: Callable[[str], None],
+def capture(
+    host: Annotated[
+        str | None, typer.Argument(help="Whose link (default: the first host).")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="A pcap file.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="End after so long.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, max=1_000_000, help="End after so many packets.")
+    ] = None,
+    lab: LabOption = None,
+    as_json: Json = False,
 ) -> None:
-    """The command: print packets as they pass, at last write the file."""
+    """Print the RoCEv2 packets on a host's link, decoded, until Ctrl-C."""
+    from .capture import MAX_PACKETS, Capture
+    from .remote import Remote
+
+    check_file(output)
+    state = running_state(lab)
+    name = host or state.hosts[0]["name"]
+    require_host(state, name)
+    with Remote(state) as remote:
+        wire = Capture(remote, name, state.hosts, max_packets=count or MAX_PACKETS)
+        until = "Ctrl-C ends it" if seconds is None else f"for {seconds:g} s"
+        text = f"capturing RoCEv2 packets on {name}'s link; {until}."
+        with until_ctrl_c() as ended:
+            if as_json:
+                follow(wire, seconds, ended, lambda packet: None)
+            else:
+                follow(wire, seconds, ended, shower(), text)
+        report(wire, output, as_json)
+
+
+def check_file(file: Path | None) -> None:
+    """Before anything is captured: can there be such a file?"""
     if file is not None and not (file.absolute().parent.is_dir() and not file.is_dir()):
         raise MachineError(
             f"The capture cannot be written to {file}.",
             next_step="Give a file in a folder that is.",
         )
+
+
+def shower() -> Callable[[Packet], None]:
+    """What prints a packet as a line, below the columns' names."""
     first: list[float] = []
 
     def show(packet: Packet) -> None:
@@ -87,16 +132,16 @@ def run(
             print(line(COLUMNS))
         print(line(cells(packet, first[0])), flush=True)
 
-    with until_ctrl_c() as ended:
-        if not as_json:
-            until = "Ctrl-C ends it" if seconds is None else f"for {seconds:g} s"
-            say(f"capturing RoCEv2 packets on {capture.host}'s link; {until}.")
-        follow(capture, seconds, ended, (lambda packet: None) if as_json else show)
-    packets = capture.packets
-    saved = None if file is None else str(capture.save(file))
+    return show
+
+
+def report(wire: Capture, file: Path | None, as_json: bool) -> None:
+    """What is to be said at the end; write the file."""
+    packets = wire.packets
+    saved = None if file is None else str(wire.save(file))
     if as_json:
-        document = {"host": capture.host, "packets": [packet.as_dict() for packet in packets]}
-        print(json.dumps({**document, "notes": capture.notes, "file": saved}, indent=2))
+        document = {"host": wire.host, "packets": [packet.as_dict() for packet in packets]}
+        print(json.dumps({**document, "notes": wire.notes, "file": saved}, indent=2))
         return
     for note in packets.notes if packets else ["No RoCEv2 packet was seen.", *packets.notes]:
         print(note)

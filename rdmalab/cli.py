@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from . import hostcli
+from . import capturecli, hostcli
 from .errors import RdmalabError
 from .hostcli import Json, LabOption, say
 from .imagecli import image_app
@@ -32,7 +32,7 @@ app = typer.Typer(
 app.add_typer(image_app, name="image", no_args_is_help=True)
 app.command("exec", context_settings={"ignore_unknown_options": True})(hostcli.exec_)
 app.command()(hostcli.fault)
-app.command()(hostcli.capture)
+app.command()(capturecli.capture)
 
 BackendOption = Annotated[str, typer.Option(help="auto, vm, docker or local.")]
 

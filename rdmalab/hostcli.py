@@ -1,16 +1,15 @@
-"""Commands on hosts that run: ``rdmalab exec``, ``fault`` and ``capture``."""
+"""Commands on hosts that run: ``rdmalab exec`` and ``fault``."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .errors import BackendError, UsageError
 
-__all__ = ["capture", "exec_", "fault"]
+__all__ = ["Json", "LabOption", "exec_", "fault", "require_host", "running_state", "say"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 LabOption = Annotated[
@@ -84,28 +83,3 @@ def fault(
         apply(remote, host, wanted)
     undo = "" if "clear" in wanted else f" Undo it with: rdmalab fault {host} clear"
     print(f"{host}: {' '.join(settings)}.{undo}")
-
-
-def capture(
-    host: Annotated[
-        str | None, typer.Argument(help="Whose link (default: the first host).")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="A pcap file.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="End after so long.")] = None,
-    count: Annotated[
-        int | None, typer.Option(min=1, max=1_000_000, help="End after so many packets.")
-    ] = None,
-    lab: LabOption = None,
-    as_json: Json = False,
-) -> None:
-    """Print the RoCEv2 packets on a host's link, decoded, until Ctrl-C."""
-    from . import capturecli
-    from .capture import MAX_PACKETS, Capture
-    from .remote import Remote
-
-    state = running_state(lab)
-    name = host or state.hosts[0]["name"]
-    require_host(state, name)
-    with Remote(state) as remote:
-        wire = Capture(remote, name, state.hosts, max_packets=count or MAX_PACKETS)
-        capturecli.run(wire, output, seconds, as_json, say)

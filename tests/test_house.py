@@ -47,7 +47,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # pictures
         "view",
         # the other ways in
-        "grading selftest bench imagecli capturecli hostcli cli",
+        "grading selftest bench imagecli hostcli capturecli cli",
         "__init__ __main__",
     ),
     "rdmalab.doctor": (
