@@ -7,6 +7,7 @@ says that one kind is faster than another: what is measured here is a software d
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -129,8 +130,11 @@ class Report:
             "caveats": self.caveats,
         }
 
-    def show(self) -> None:
-        """The table and its caveats on stdout."""
+    def show(self, as_json: bool) -> None:
+        """The table and its caveats on stdout, or one JSON document."""
+        if as_json:
+            print(json.dumps(self.document(), indent=2))
+            return
         from rich.console import Console
         from rich.table import Table
 

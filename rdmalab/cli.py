@@ -146,11 +146,7 @@ def bench(as_json: Json = False) -> None:
     """TCP and RDMA between two hosts of its own, in Python beside C, with what it does not show."""
     from .bench import run
 
-    report = run(say)
-    if as_json:
-        show(report.document())
-    else:
-        report.show()
+    run(say).show(as_json)
 
 
 _signals: list[int] = []  # that have asked this process to stop

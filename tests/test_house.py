@@ -63,7 +63,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "guards memory bringup orders arrivals",
         "connection verbs",
         "qpcall qpmove inventory answers",  # what the notebook's pictures and tables show and do
-        "tools rounds measure",  # how long a message takes
+        "tools rounds percentiles measure",  # how long a message takes
         "hostlink nursery control agent boot",
     ),
     "rdmalab.view": (

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import math
 import resource
 import socket
 import struct
@@ -32,8 +31,9 @@ from typing import Any
 import numpy
 
 from . import here, rounds, tools
+from .percentiles import band, percentile, summary
 
-__all__ = ["KINDS", "Session", "client", "percentile", "server", "summary"]
+__all__ = ["KINDS", "Session", "band", "client", "percentile", "server", "summary"]
 
 KINDS = tuple(rounds.KINDS)
 PORT = 18620  # where the two sides meet; the C tools use the ports after it
@@ -43,8 +43,6 @@ AT_MOST_S = 5.0  # for one run
 CONNECT_S = 20.0  # how long a client waits for its server
 IDLE_S = 20.0  # how long a server waits for its client, and for its next order
 RETRY_S = 0.02
-TAIL = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
-Z95 = 1.96  # standard deviations either side of the middle that hold 95 % of a normal distribution
 
 
 class Link:
@@ -144,7 +142,7 @@ def answer(link: Link, do: str, kind: str, size: int, number: int, port: int) ->
     if do == "tool":
         with tools.served(kind, size=size, rounds=number, port=port):
             link.say(ready=True)
-            link.hear()
+            link.hear()  # until the client is done
         return
     loop = link.loops[kind]
     loop.ready(size, number)
@@ -193,14 +191,20 @@ class Session:
                 time.sleep(RETRY_S)
 
     def run(
-        self, kind: str, *, size: int = 64, rounds: int = 1000, at_most_s: float = AT_MOST_S
+        self,
+        kind: str,
+        *,
+        size: int = 64,
+        rounds: int = 1000,
+        at_most_s: float = AT_MOST_S,
+        warm_up: int = WARM_UP,
     ) -> Any:
         """A ping-pong; its samples in microseconds, a numpy array.
 
         ``kind``: ``tcp``, ``send``, ``write`` or ``read``; ``size`` in bytes, 1 to 65536. There are
         fewer samples than ``rounds`` if they would take longer than ``at_most_s`` seconds.
         """
-        self.pace[kind] = float(self.loop(kind, size, WARM_UP).mean()) / 1e9
+        self.pace[kind] = float(self.loop(kind, size, warm_up).mean()) / 1e9
         stamps = self.loop(kind, size, self.affordable(kind, rounds, at_most_s))
         return stamps / (1000 * self.link.loops[kind].halves)
 
@@ -258,40 +262,3 @@ def client(kind: str, peer: str, *, size: int = 64, rounds: int = 1000) -> Any:
     """One ping-pong against a server that ends with it; see :meth:`Session.run`."""
     with Session(peer) as session:
         return session.run(kind, size=size, rounds=rounds)
-
-
-# ---------------------------------------------------------------- what the samples say
-
-
-def percentile(samples: Any, p: float) -> float:
-    """The smallest sample that at least a share ``p`` (0 to 1) of all samples does not exceed."""
-    ordered = numpy.sort(numpy.asarray(samples))
-    return float(ordered[max(math.ceil(p * len(ordered)), 1) - 1])
-
-
-def band(samples: Any, p: float) -> tuple[float | None, float | None]:
-    """Between these lies the percentile of *all* rounds like these, with 95 % confidence.
-
-    From the ranks of the sorted samples alone, whatever their distribution (the normal
-    approximation of the binomial). None where there are too few samples to say. It holds for
-    rounds that do not depend on each other; on a busy machine they do, so repeat whole runs too.
-    """
-    ordered = numpy.sort(numpy.asarray(samples))
-    count = len(ordered)
-    spread = Z95 * math.sqrt(count * p * (1 - p))
-    low, high = math.floor(count * p - spread), math.ceil(count * p + spread) + 1
-    return (
-        float(ordered[low - 1]) if low >= 1 else None,
-        float(ordered[high - 1]) if high <= count else None,
-    )
-
-
-def summary(lat_us: Any) -> dict[str, Any]:
-    """``count``, ``min``, ``mean``, ``max``; ``p50`` to ``p999``, each with a :func:`band`."""
-    samples = numpy.asarray(lat_us)
-    told: dict[str, Any] = {"count": len(samples), "min": float(samples.min())}
-    told |= {"mean": float(samples.mean()), "max": float(samples.max())}
-    for name, p in TAIL.items():
-        told[name] = percentile(samples, p)
-        told[f"{name}_band"] = band(samples, p)
-    return told
