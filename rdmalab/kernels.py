@@ -257,13 +257,22 @@ class HostKernel:
 
     def complete(self, code: str, cursor: int, timeout_s: float = 1.0) -> Message | None:
         """Completions on the host, or None if it is busy or does not answer in time."""
+        return self.ask("complete_request", {"code": code, "cursor_pos": cursor}, timeout_s)
+
+    def ask(self, kind: str, content: Message, timeout_s: float) -> Message | None:
+        """What the kernel replies to a question in between, or None if it has no time for it.
+
+        Nothing is interrupted or restarted for it; a death is left for the next request to tell.
+        """
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            content = {"code": code, "cursor_pos": cursor}
             self._sync()
-            with self._channels.ask("complete_request", content, []) as (ident, _):
+            with self._channels.ask(kind, content, []) as (ident, inbox):
                 reply = self._channels.reply(ident, timeout_s)
+                while reply is None and not inbox.empty():
+                    message = inbox.get_nowait()
+                    self._lost = message if message["msg_type"] == "died" else self._lost
             return None if reply is None else dict(reply["content"])
         except HostError:
             return None

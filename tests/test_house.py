@@ -68,7 +68,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "rdmalab.view": (
         "asking theme quantity picture axes",
-        "tables plots bars qpdrawing qpdiagram",
+        "tables plots bars qpdrawing qpscene qpdiagram",
         "__init__",
     ),
 }

@@ -1,7 +1,7 @@
-"""Answers to the notebook's questions, as a message of a kind of its own.
+"""Answers to the notebook's questions in between: nothing is shown, no name or history is left.
 
-The notebook sends a line of code and gets a value; the learner's variables and history stay as they
-are, and nothing is shown::
+The notebook sends an expression beside an empty cell (``user_expressions`` of Jupyter's
+``execute_request``), and its value comes back as data::
 
     __import__("rdmalab.answers").answers.tell("qpmove", "look", "qp")
 """
@@ -11,14 +11,21 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from IPython.display import display
-
-__all__ = ["MIME", "tell"]
+__all__ = ["MIME", "Answer", "tell"]
 
 MIME = "application/vnd.rdmalab.answer+json"
 
 
-def tell(module: str, question: str, *words: Any) -> None:
-    """Call a function of a module of this package and hand its answer, plain data, back."""
-    answer = getattr(importlib.import_module(f"{__package__}.{module}"), question)(*words)
-    display({MIME: answer, "text/plain": ""}, raw=True)
+class Answer:
+    """Plain data as a Jupyter message carries it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {MIME: self.value, "text/plain": ""}
+
+
+def tell(module: str, question: str, *words: Any) -> Answer:
+    """The answer of a function of a module of this package."""
+    return Answer(getattr(importlib.import_module(f"{__package__}.{module}"), question)(*words))

@@ -75,9 +75,9 @@ def gid_words(gid: str, own_ip: str) -> dict[str, str]:
     mapped = address.ipv4_mapped
     if mapped is not None:
         own = str(mapped) == own_ip
-        use = "connections over IPv4: choose this one" if own else "connections over IPv4"
+        use = "IPv4: choose this one" if own else "IPv4"
         return {"gid": f"::ffff:{mapped}", "origin": f"IPv4 address {mapped}", "use": use}
     if address.is_link_local:
-        origin = "link-local IPv6 address, from the interface's MAC address"
-        return {"gid": str(address), "origin": origin, "use": "peers on the same link, over IPv6"}
-    return {"gid": str(address), "origin": "IPv6 address", "use": "connections over IPv6"}
+        origin = "link-local IPv6, from a MAC address"
+        return {"gid": str(address), "origin": origin, "use": "IPv6 on the same link"}
+    return {"gid": str(address), "origin": "IPv6 address", "use": "IPv6"}

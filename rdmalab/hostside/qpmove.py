@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import time
 from typing import Any
 
 import pyverbs.enums as e
 from IPython.core.getipython import get_ipython
 from pyverbs.addr import GID, AHAttr, GlobalRoute
+from pyverbs.cq import CQ
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.qp import QP, QPAttr
 
@@ -42,7 +44,17 @@ def find(name: str) -> QP:
     if not isinstance(found, QP):
         kind = type(found).__name__
         raise Gone(f"{name} is no queue pair but {'an' if kind[:1] in 'aeiou' else 'a'} {kind}")
+    if not is_open(found):
+        raise Gone(f"{name} is closed; run the cell that makes it")
     return found
+
+
+def is_open(qp: QP) -> bool:
+    """Whether the queue pair still exists: any other question to a closed one ends the process.
+
+    pyverbs tells nobody, but drops its completion queues when it closes a queue pair.
+    """
+    return any(isinstance(part, CQ) for part in gc.get_referents(qp))
 
 
 def state_of(qp: QP) -> tuple[str, int]:

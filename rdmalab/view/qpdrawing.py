@@ -15,19 +15,19 @@ from .theme import MUTED, PAPER, SERIES, TEXT
 
 __all__ = ["SIZE", "describe", "draw"]
 
-SIZE = (700, 400)
-BOX = (92, 46)
+SIZE = (600, 376)
+BOX = (88, 46)
 CENTRES = {
-    "RESET": (58, 120),
-    "INIT": (202, 120),
-    "RTR": (346, 120),
-    "RTS": (490, 120),
-    "SQD": (634, 120),
-    "SQE": (562, 232),
-    "ERR": (418, 346),
+    "RESET": (50, 100),
+    "INIT": (174, 100),
+    "RTR": (298, 100),
+    "RTS": (422, 100),
+    "SQD": (546, 100),
+    "SQE": (484, 210),
+    "ERR": (360, 322),
 }
-WIDE = {"ERR": (524, 46)}  # the box that most states lead down to
-RAIL = 44  # height of the way from any state back to RESET
+WIDE = {"ERR": (460, 46)}  # the box that most states lead down to
+RAIL = 32  # height of the way from any state back to RESET
 NOW, CHOSEN = SERIES[0].light, SERIES[1].light
 Points = list[tuple[float, float]]
 
@@ -43,7 +43,7 @@ def path_of(old: str, new: str) -> Points:
     (x, y), (left, top, right, bottom) = CENTRES[old], box_of(old)
     target = box_of(new)
     if old == new:
-        at = {"ERR": x + 200}.get(old, x - 26)
+        at = {"ERR": x + 190}.get(old, x - 26)
         return [
             (at - 10, bottom),
             (at - 10, bottom + 17),
@@ -53,8 +53,13 @@ def path_of(old: str, new: str) -> Points:
     if new == "RESET" and old == "ERR":
         return [(left, y), (CENTRES[new][0], y), (CENTRES[new][0], target[3])]
     if new == "RESET":
-        start = [(x, top)] if old != "SQE" else [(right, y), (692, y), (692, RAIL)]
-        return [*start, *([(x, RAIL)] if old != "SQE" else []), (58, RAIL), (58, target[1])]
+        start = [(x, top)] if old != "SQE" else [(right, y), (596, y), (596, RAIL)]
+        return [
+            *start,
+            *([(x, RAIL)] if old != "SQE" else []),
+            (CENTRES[new][0], RAIL),
+            (CENTRES[new][0], target[1]),
+        ]
     if new == "ERR":
         return [(x, bottom), (x, target[1])]
     if {old, new} == {"RTS", "SQD"}:
@@ -111,11 +116,12 @@ def state_box(state: str, now: str, chosen: str) -> str:
     dash = "" if here or reachable or not now else ' stroke-dasharray="5 4"'
     weight = "bold" if here or reachable else "normal"
     x, y = CENTRES[state]
-    below = '<tspan font-size="12" font-weight="normal" dx="8">now</tspan>' if here else ""
+    now_line = f'<tspan x="{x}" dy="15" font-size="12" font-weight="normal">now</tspan>'
+    base, below = (y, now_line) if here else (y + 6, "")
     return (
         f'<g data-to="{state}"><rect x="{left:g}" y="{top:g}" width="{right - left:g}"'
         f' height="{bottom - top:g}" rx="8" fill="{fill}" stroke="{stroke}" stroke-width="{width}"'
-        f'{dash}/><text x="{x}" y="{y + 6}" text-anchor="middle" font-size="17" fill="{ink}"'
+        f'{dash}/><text x="{x}" y="{base}" text-anchor="middle" font-size="18" fill="{ink}"'
         f' font-weight="{weight}">{state}{below}</text></g>'
     )
 
@@ -136,10 +142,10 @@ def draw(now: str = "", chosen: str = "") -> str:
     later = sorted(MOVES, key=lambda pair: (pair[0] == now, pair == (now, chosen)))
     moves = "".join(move(old, new, now, chosen) for old, new in later)
     automatic = arrow(path_of("RTS", "SQE"), MUTED, 1, dashed=True)
-    small = f'font-size="12.5" fill="{MUTED}"'
+    small = f'font-size="13" fill="{MUTED}"'
     words = (
-        f'<text x="74" y="{RAIL - 10}" {small}>from any state to RESET</text>'
-        f'<text x="212" y="306" {small}>from any state but RESET to ERR</text>'
+        f'<text x="62" y="{RAIL - 9}" {small}>from any state to RESET</text>'
+        f'<text x="182" y="284" {small}>from any state but RESET to ERR</text>'
     )
     boxes = "".join(state_box(state, now, chosen) for state in STATES)
     return (
