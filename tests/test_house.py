@@ -59,8 +59,8 @@ ORDER: dict[str, tuple[str, ...]] = {
         "__init__ values",  # `here`: in the guest this package is named rdmalab
         "network cgroup container hostkernel hostinit",
         # RDMA itself, what learners import: data; pieces; a whole end of a connection
-        "qpstate statuses mishaps card ledger",
-        "guards memory bringup orders arrivals",
+        "qpstate statuses mishaps card ledger refusals reasons",
+        "orphans guards memory bringup orders arrivals explanation",
         "connection verbs",
         "qpcall qpmove inventory answers",  # what the notebook's pictures and tables show and do
         "tools rounds percentiles measure",  # how long a message takes

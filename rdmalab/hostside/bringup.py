@@ -1,33 +1,46 @@
-"""The raw calls that make a queue pair and bring it up: what :meth:`Endpoint.explain` prints.
+"""The raw calls that make a queue pair and bring it up; :meth:`Endpoint.explain` prints them.
 
-Each function is a piece that you could write into a cell as it stands. ``modify`` is
-``qp.modify(attr, mask)``, with an error that says what the kernel would not: from which state to
-which, what was sent, what is missing.
+Each of the first functions is a piece that could stand in a cell as it is. ``modify`` is
+``qp.modify(attr, mask)`` with an error that says what the kernel's number does not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pyverbs.enums as e
 from pyverbs.addr import GID, AHAttr, GlobalRoute
+from pyverbs.cq import CQ, CompChannel
 from pyverbs.pyverbs_error import PyverbsRDMAError
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 
-from . import here, qpstate
-from .card import Card, Fit
-from .mishaps import BringUpError, errno_name
+from . import SYS_INFINIBAND, here, qpstate, refusals
+from .card import Card, Fit, kind_of
+from .mishaps import BringUpError
 
 __all__ = [
+    "make_completion_queue",
     "make_queue_pair",
-    "mask_of",
     "modify",
+    "most_inline",
     "state_of",
     "to_init",
     "to_reset",
     "to_rtr",
     "to_rts",
 ]
+
+MOST = {"PATH_MTU": 5, "TIMEOUT": 31, "RETRY_CNT": 7, "RNR_RETRY": 7, "MIN_RNR_TIMER": 31}
+
+
+def make_completion_queue(ctx: Any, depth: int) -> Any:
+    """Room for ``depth`` completions, and a channel that can wake a program up for them."""
+    channel = CompChannel(ctx)
+    return CQ(ctx, depth, channel=channel), channel
 
 
 def make_queue_pair(pd: Any, scq: Any, rcq: Any, depth: int, max_inline: int) -> Any:
@@ -44,7 +57,8 @@ def to_init(qp: Any, access: int) -> None:
     attr.pkey_index = 0
     attr.port_num = here.port
     attr.qp_access_flags = access
-    modify(qp, attr, ["STATE", "PKEY_INDEX", "PORT", "ACCESS_FLAGS"])
+    mask = e.IBV_QP_STATE | e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS
+    modify(qp, attr, mask)
 
 
 def to_rtr(qp: Any, peer: Card, agreed: Fit, gid_index: int, min_rnr_timer: int) -> None:
@@ -57,7 +71,8 @@ def to_rtr(qp: Any, peer: Card, agreed: Fit, gid_index: int, min_rnr_timer: int)
     attr.min_rnr_timer = min_rnr_timer
     route = GlobalRoute(dgid=GID(peer.gid_in_full), sgid_index=gid_index)
     attr.ah_attr = AHAttr(port_num=here.port, is_global=1, gr=route)
-    mask = ["STATE", "AV", "PATH_MTU", "DEST_QPN", "RQ_PSN", "MAX_DEST_RD_ATOMIC", "MIN_RNR_TIMER"]
+    mask = e.IBV_QP_STATE | e.IBV_QP_AV | e.IBV_QP_PATH_MTU | e.IBV_QP_DEST_QPN
+    mask |= e.IBV_QP_RQ_PSN | e.IBV_QP_MAX_DEST_RD_ATOMIC | e.IBV_QP_MIN_RNR_TIMER
     modify(qp, attr, mask)
 
 
@@ -69,13 +84,30 @@ def to_rts(qp: Any, psn: int, agreed: Fit, timeout: int, retry_cnt: int, rnr_ret
     attr.retry_cnt = retry_cnt  # at most so often;
     attr.rnr_retry = rnr_retry  # and so often when the peer has no receive posted
     attr.max_rd_atomic = agreed.max_rd_atomic
-    mask = ["STATE", "SQ_PSN", "TIMEOUT", "RETRY_CNT", "RNR_RETRY", "MAX_QP_RD_ATOMIC"]
+    mask = e.IBV_QP_STATE | e.IBV_QP_SQ_PSN | e.IBV_QP_TIMEOUT | e.IBV_QP_RETRY_CNT
+    mask |= e.IBV_QP_RNR_RETRY | e.IBV_QP_MAX_QP_RD_ATOMIC
     modify(qp, attr, mask)
 
 
-def mask_of(names: list[str]) -> int:
-    """The mask bits of attributes: ``mask_of(["STATE", "PORT"])``."""
-    return sum(getattr(e, f"IBV_QP_{name}") for name in names)
+def to_reset(qp: Any) -> None:
+    """From any state back to RESET: peer, orders and errors are forgotten."""
+    modify(qp, QPAttr(qp_state=e.IBV_QPS_RESET), e.IBV_QP_STATE)
+
+
+def most_inline(pd: Any, scq: Any, rcq: Any) -> int:
+    """The most bytes that an order may carry inline, found by trying: no verb tells it."""
+    fits, fails = 0, 1 << 16
+    while fails - fits > 1:
+        size = (fits + fails) // 2
+        try:
+            make_queue_pair(pd, scq, rcq, 1, size).close()
+            fits = size
+        except PyverbsRDMAError:
+            fails = size
+    return fits
+
+
+# ---------------------------------------------------------------- modify, and why it was refused
 
 
 def state_of(qp: Any) -> str:
@@ -84,16 +116,69 @@ def state_of(qp: Any) -> str:
     return qpstate.STATES[attr.qp_state]
 
 
-def modify(qp: Any, attr: Any, names: list[str]) -> None:
-    """``qp.modify(attr, mask)``; a refusal becomes a :class:`BringUpError` in words."""
+def modify(qp: Any, attr: Any, mask: int) -> None:
+    """``qp.modify(attr, mask)``; a refusal becomes a :class:`BringUpError` that explains it."""
     old, new = state_of(qp), qpstate.STATES[attr.qp_state]
     try:
-        qp.modify(attr, mask_of(names))
+        qp.modify(attr, mask)
     except PyverbsRDMAError as error:
+        sent = {
+            name: getattr(attr, attribute.field)
+            for name, attribute in qpstate.ATTRIBUTES.items()
+            if mask & getattr(e, f"IBV_QP_{name}")
+        }
         number = error.error_code
-        raise BringUpError(f"{old} to {new} was refused: {errno_name(number)}", number) from None
+        way = way_to_peer(sent, number)
+        if "AV" in sent:
+            sent["AV"] = f"(to {way.dgid} from index {way.sgid_index})" if way else None
+        raise BringUpError(refusals.move(old, new, sent, number, way, limits()), number) from None
 
 
-def to_reset(qp: Any) -> None:
-    """From any state back to RESET: peer, orders and errors are forgotten."""
-    modify(qp, QPAttr(qp_state=e.IBV_QPS_RESET), ["STATE"])
+def limits() -> dict[str, int]:
+    """The largest values of attributes, by the names of their mask bits."""
+    return {**MOST, "PORT": len(list((SYS_INFINIBAND / here.device / "ports").iterdir()))}
+
+
+def way_to_peer(sent: dict[str, Any], number: int) -> refusals.Way | None:
+    """What the attributes, and this host, say of the way to the peer."""
+    if "AV" not in sent:
+        return None
+    to = sent["AV"]
+    dgid = str(ipaddress.IPv6Address(to.dgid or "::"))  # None without a global route
+    held = SYS_INFINIBAND / here.device / "ports" / str(here.port) / "gids" / str(to.sgid_index)
+    sgid = ""
+    with contextlib.suppress(OSError):
+        sgid = str(ipaddress.IPv6Address(held.read_text().strip()))
+    peer_ip = str(ipaddress.IPv6Address(dgid).ipv4_mapped or dgid)
+    right = None
+    with contextlib.suppress(LookupError):
+        right = here.gid_index
+    return refusals.Way(
+        is_global=bool(to.is_global),
+        port=to.port_num,
+        ports=limits()["PORT"],
+        sgid_index=to.sgid_index or 0,
+        sgid="" if sgid == "::" else sgid,
+        kind=kind_of(sgid or "::"),
+        dgid=dgid,
+        peer_kind=kind_of(dgid),
+        peer_ip=peer_ip,
+        right_index=right,
+        checks=look_at(peer_ip) if number in refusals.UNREACHABLE else "",
+    )
+
+
+def look_at(ip: str) -> str:
+    """The obvious checks, done at once: our link, the route, the neighbour's answer."""
+    said = []
+    for device in Path("/sys/class/net").iterdir():
+        if device.name != "lo":
+            said.append(f"{device.name} is {(device / 'operstate').read_text().strip()}")
+    for what, command in (
+        ("route", ["ip", "route", "get", ip]),
+        ("ARP", ["ip", "neigh", "show", ip]),
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        answer = (done.stdout or done.stderr).strip().splitlines()
+        said.append(f"{what}: {answer[0].strip() if answer else 'no entry'}")
+    return f"Now: {'; '.join(said)}. Next: ping {ip}, and ip link on both hosts."

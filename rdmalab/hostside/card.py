@@ -19,7 +19,7 @@ from typing import Any
 
 from .mishaps import CardError
 
-__all__ = ["LARGEST", "PORT", "VERSION", "Card", "Meeting", "fit"]
+__all__ = ["LARGEST", "PORT", "VERSION", "Card", "Fit", "Meeting", "fit", "kind_of"]
 
 VERSION = 1
 LARGEST = 4096  # bytes of one message
@@ -39,6 +39,14 @@ LIMITS = {
     "rkey": 2**32 - 1,
     "version": 2**32 - 1,
 }
+
+
+def kind_of(gid: str) -> str:
+    """What a GID is made of: ``IPv4-mapped``, ``link-local`` or ``IPv6``."""
+    address = ipaddress.IPv6Address(gid)
+    if address.ipv4_mapped:
+        return "IPv4-mapped"
+    return "link-local" if address.is_link_local else "IPv6"
 
 
 @dataclass(frozen=True)
@@ -93,14 +101,6 @@ class Card:
         """The GID as eight groups of four digits, which is the only form that pyverbs takes."""
         return ipaddress.IPv6Address(self.gid).packed.hex(":", 2)
 
-    @property
-    def family(self) -> str:
-        """The kind of GID: ``IPv4-mapped``, ``link-local`` or ``IPv6``."""
-        gid = ipaddress.IPv6Address(self.gid)
-        if gid.ipv4_mapped:
-            return "IPv4-mapped"
-        return "link-local" if gid.is_link_local else "IPv6"
-
     def as_dict(self) -> dict[str, Any]:
         """The card as plain data, for JSON."""
         return dataclasses.asdict(self)
@@ -133,10 +133,11 @@ class Fit:
 
 def fit(mine: Card, peer: Card) -> Fit:
     """The agreement of two cards. :class:`CardError` if there can be none."""
-    if mine.family != peer.family:
+    kinds = kind_of(mine.gid), kind_of(peer.gid)
+    if kinds[0] != kinds[1]:
         raise CardError(
-            f"the two GIDs are of different kinds: {mine.name} has {mine.gid} ({mine.family}),"
-            f" {peer.name} has {peer.gid} ({peer.family}). No packet can have both as source and"
+            f"the two GIDs are of different kinds: {mine.name} has {mine.gid} ({kinds[0]}),"
+            f" {peer.name} has {peer.gid} ({kinds[1]}). No packet can have both as source and"
             " destination. On RoCE, use the IPv4-mapped GID on both sides: rdmalab.here.gid_index"
             " is its row in the GID table at this moment."
         )

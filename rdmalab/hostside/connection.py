@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from ipaddress import IPv6Address
 from typing import Any, Self
 
 import pyverbs.enums as e
-from pyverbs.cq import CQ
 from pyverbs.device import Context
-from pyverbs.mr import MR
 from pyverbs.pd import PD
+from pyverbs.pyverbs_error import PyverbsRDMAError
 
-from . import bringup, here
-from .arrivals import Arrivals
-from .card import Card, Meeting, fit
+from . import bringup, here, reasons, refusals
+from .arrivals import Arrivals, event_files, event_names
+from .card import Card, Fit, Meeting, fit
 from .ledger import Ledger
-from .memory import Buffer, access_flags
-from .mishaps import CardError, EndpointError
+from .memory import Buffer, access_flags, register
+from .mishaps import CardError, EndpointError, ResourceError
 
 __all__ = ["Connection"]
 
 REMOTE = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
 ALL_ACCESS = "local_write remote_write remote_read remote_atomic"
-SCRATCH = 65_536  # bytes of the endpoint's own, in which send(), write() and read() work
+PAGE = 4096
 
 
 class Connection:
@@ -32,11 +32,13 @@ class Connection:
     A context manager; may be closed twice. What is posted on it is in :mod:`rdmalab.verbs`.
 
     ``size``: bytes of ``ep.buffer``, registered with the rights ``access``. ``depth``: orders in
-    each queue at most. ``path_mtu`` (bytes): at most the port's. ``max_rd_atomic``: READs and
-    atomics under way at most, in each direction. ``timeout``: 4.096 us * 2**timeout without an
-    answer, then the device sends again, ``retry_cnt`` times; ``rnr_retry`` times when the peer has
-    no receive posted, which then says to wait ``min_rnr_timer`` (12: 0.64 ms). ``psn``: number of
-    the first packet (drawn at random). ``gid_index``: row of the GID table (found by value).
+    each queue at most; ``cq_depth``: completions in each completion queue at most (as ``depth``).
+    ``path_mtu`` (bytes): at most the port's. ``max_inline``: bytes that may travel in an order
+    itself. ``max_rd_atomic``: READs and atomics under way at most, in each direction. ``timeout``:
+    4.096 us * 2**timeout without an answer, then the device sends again, ``retry_cnt`` times;
+    ``rnr_retry`` times when the peer has no receive posted, which then says to wait
+    ``min_rnr_timer`` (12: 0.64 ms). ``psn``: number of the first packet (drawn at random).
+    ``gid_index``: row of the GID table (found by its value).
     """
 
     def __init__(
@@ -52,28 +54,78 @@ class Connection:
         rnr_retry: int = 6,
         min_rnr_timer: int = 12,
         psn: int | None = None,
+        cq_depth: int | None = None,
         gid_index: int | None = None,
     ) -> None:
-        self.size, self.depth, self.max_rd_atomic = size, depth, max_rd_atomic
+        self.size, self.access, self.depth = size, access, depth
+        self.cq_depth = cq_depth or depth
+        self.max_rd_atomic = max_rd_atomic
         self.timeout, self.retry_cnt = timeout, retry_cnt
         self.rnr_retry, self.min_rnr_timer = rnr_retry, min_rnr_timer
         self.psn = secrets.randbelow(1 << 24) if psn is None else psn
-        self.access = access_flags(access)
         self.peer: Card | None = None
-        self.ctx: Any = Context(name=here.device)
-        self.pd: Any = PD(self.ctx)
-        self.scq: Any = CQ(self.ctx, depth)
-        self.rcq: Any = CQ(self.ctx, depth)
-        self.buffer, self.scratch = Buffer(size), Buffer(SCRATCH)
-        self.mr: Any = MR(self.pd, size, self.access, self.buffer.address)
-        own = e.IBV_ACCESS_LOCAL_WRITE
-        self.scratch_mr: Any = MR(self.pd, SCRATCH, own, self.scratch.address)
-        self.qp: Any = bringup.make_queue_pair(self.pd, self.scq, self.rcq, depth, max_inline)
-        self.gid_index = here.gid_index if gid_index is None else gid_index
-        self.path_mtu = path_mtu or 128 << self.ctx.query_port(here.port).active_mtu
+        self.agreed: Fit | None = None
         self.ledger = Ledger()
-        cqs = {"send": self.scq, "recv": self.rcq}
-        self.arrivals = Arrivals(cqs, self.ledger, self._situation)
+        self._events: list[str] = []
+        self._opened: list[Any] = []
+        try:
+            self._open(max_inline)
+            self.gid_index = here.gid_index if gid_index is None else gid_index
+            self.path_mtu = path_mtu or 128 << self.ctx.query_port(here.port).active_mtu
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, max_inline: int) -> None:
+        """Open the device and make everything on it."""
+        before = event_files()
+        self.ctx = self._keep(Context(name=here.device))
+        (self._event_file,) = event_files() - before
+        self._check_read_depth()
+        self.pd = self._keep(PD(self.ctx))
+        cqs, channels, files = {}, {}, {}
+        for name in ("send", "recv"):
+            before = event_files()
+            cqs[name], channels[name] = bringup.make_completion_queue(self.ctx, self.cq_depth)
+            self._opened += [channels[name], cqs[name]]
+            (files[name],) = event_files() - before
+        self.scq, self.rcq = cqs["send"], cqs["recv"]
+        self.buffer = Buffer(self.size)
+        self.scratch = Buffer(max(self.size, PAGE))  # in which send(), write() and read() work
+        self.mr = self._keep(register(self.pd, self.buffer, self.access))
+        self.scratch_mr = self._keep(register(self.pd, self.scratch, "local_write"))
+        self.qp = self._keep(self._make_queue_pair(max_inline))
+        _, granted = self.qp.query(e.IBV_QP_CAP)
+        self.max_inline = granted.cap.max_inline_data
+        self.arrivals = Arrivals(cqs, channels, files, self.ledger)
+
+    def _keep(self, thing: Any) -> Any:
+        self._opened.append(thing)
+        return thing
+
+    def _make_queue_pair(self, max_inline: int) -> Any:
+        try:
+            return bringup.make_queue_pair(self.pd, self.scq, self.rcq, self.depth, max_inline)
+        except PyverbsRDMAError as error:
+            number = error.error_code
+            text = f"No queue pair could be made: {refusals.errno_name(number)}."
+            most = bringup.most_inline(self.pd, self.scq, self.rcq)
+            if max_inline > most:
+                text += (
+                    f"\n  max_inline is {max_inline} bytes, and this device grants {most} at most"
+                    f" (tried just now; no verb tells it). Use max_inline={most} or less."
+                )
+            raise ResourceError(text, number) from None
+
+    def _check_read_depth(self) -> None:
+        device = self.ctx.query_device()
+        most = min(device.max_qp_rd_atom, device.max_qp_init_rd_atom)
+        if self.max_rd_atomic > most:
+            raise ResourceError(
+                f"max_rd_atomic is {self.max_rd_atomic}; {here.device} takes {most} at most"
+                " (max_qp_rd_atom, max_qp_init_rd_atom of ibv_devinfo -v). On the way to RTS the"
+                " kernel would refuse it with EINVAL (22, Invalid argument)."
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -81,17 +133,41 @@ class Connection:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
     def close(self) -> None:
         """Close what was opened, the last first."""
-        for thing in (self.qp, self.scratch_mr, self.mr, self.rcq, self.scq, self.pd, self.ctx):
-            thing.close()
+        while self._opened:
+            self._opened.pop().close()
 
-    # ------------------------------------------------------------ who we are, and connecting
+    # ------------------------------------------------------------ how things stand
 
     @property
     def state(self) -> str:
         """The queue pair's state, as the device tells it: ``RESET`` to ``ERR``."""
         return bringup.state_of(self.qp)
+
+    @property
+    def events(self) -> list[str]:
+        """What the device has told since it was opened, as in ``IBV_EVENT_QP_ACCESS_ERR``."""
+        self._events += event_names(self.ctx, self._event_file)
+        return list(self._events)
+
+    def situation(self) -> reasons.Situation:
+        """How things stand, for an error's text."""
+        return reasons.Situation(
+            state=self.state,
+            peer=self.peer.name if self.peer else "the peer",
+            timeout=self.timeout,
+            retry_cnt=self.retry_cnt,
+            rnr_retry=self.rnr_retry,
+            reads=self.agreed.max_rd_atomic if self.agreed else 0,
+            events=tuple(self.events),
+        )
+
+    # ------------------------------------------------------------ meeting the peer
 
     @property
     def card(self) -> Card:
@@ -124,7 +200,8 @@ class Connection:
                 raise
             answer = meeting.swap({"ready": True})
             if answer != {"ready": True}:
-                raise CardError(f"{peer} could not connect: {str(answer)[:1000]}")
+                why = answer.get("failed", answer) if isinstance(answer, dict) else answer
+                raise CardError(f"{peer} could not connect: {str(why)[:1000]}")
 
     def connect_card(self, card: Card | dict[str, Any]) -> None:
         """Bring the queue pair up to RTS with the peer's card, which came some other way."""
@@ -134,22 +211,14 @@ class Connection:
             self.to_init()
         bringup.to_rtr(self.qp, peer, agreed, self.gid_index, self.min_rnr_timer)
         bringup.to_rts(self.qp, self.psn, agreed, self.timeout, self.retry_cnt, self.rnr_retry)
-        self.peer = peer
+        self.peer, self.agreed = peer, agreed
 
     def to_init(self) -> None:
         """RESET to INIT, where receives may be posted before anybody can send."""
-        bringup.to_init(self.qp, self.access & REMOTE)
+        bringup.to_init(self.qp, access_flags(self.access) & REMOTE)
 
     def reset(self) -> None:
         """Back to RESET: open orders are dropped, and completions left over taken out."""
         bringup.to_reset(self.qp)
         self.arrivals.drop()
-        self.peer = None
-
-    def _situation(self) -> str:
-        counts = [
-            f"{queue} queue: {self.ledger.posted[queue]} posted,"
-            f" {self.ledger.completed[queue]} completed"
-            for queue in ("send", "recv")
-        ]
-        return f"The queue pair is in {self.state}; {'; '.join(counts)}."
+        self.peer = self.agreed = None

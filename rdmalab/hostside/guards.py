@@ -32,6 +32,8 @@ import pyverbs.srq
 import pyverbs.wr
 from pyverbs.pyverbs_error import PyverbsUserError
 
+from . import orphans
+
 __all__ = ["GUARDED", "WouldCrash", "install", "raw"]
 
 NOUNS = {
@@ -107,7 +109,10 @@ class Guarded:
     def __del__(self) -> None:
         # What nobody refers to any more is closed by pyverbs, in the midst of its deallocation,
         # when an object may not change its class any more; so it changes now.
-        self.__class__ = CLOSED[type(self)]
+        if orphans.collecting():
+            orphans.keep(self)
+        else:
+            self.__class__ = CLOSED[type(self)]
 
 
 class Context(Guarded, pyverbs.device.Context):
@@ -246,8 +251,12 @@ def guard_cq(kind: Any) -> None:
         ident = id(self)
         CLOSED_CQS[ident] = weakref.ref(self, lambda _: CLOSED_CQS.pop(ident, None))
 
+    def __del__(self: Any) -> None:
+        if orphans.collecting():
+            orphans.keep(self)
+
     new: dict[str, Any] = {name: looks_first(getattr(kind, name)) for name in CQ_METHODS}
-    new |= {"__init__": __init__, "poll": poll, "close": close_and_note}
+    new |= {"__init__": __init__, "__del__": __del__, "poll": poll, "close": close_and_note}
     new["__exit__"] = lambda self, *exc: close_and_note(self)
     flags.value &= ~IMMUTABLE  # Python lets nobody change a class that is written in C
     for name, method in new.items():
@@ -287,3 +296,4 @@ def install() -> None:
             if name.startswith("pyverbs.") and getattr(module, guarded.__name__, None) is below:
                 setattr(module, guarded.__name__, guarded)
     guard_cq(pyverbs.cq.CQ)
+    orphans.watch()

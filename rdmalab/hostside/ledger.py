@@ -8,13 +8,12 @@ queue until a later one completes, so somebody must count. Pure Python, no devic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Completion", "Ledger", "Order"]
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """A work request that was posted, or is about to be.
 
     ``operation`` is the verbs' name without its prefix: ``RECV``, ``SEND``, ``SEND_WITH_IMM``,
@@ -38,20 +37,19 @@ class Order:
         return "recv" if self.operation == "RECV" else "send"
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """What came of an order.
 
-    ``operation`` is what was posted, by our own ledger. ``byte_len`` (bytes), ``offset`` (where in
-    the buffer) and ``imm`` (a number, or None) are None where they are not valid.
+    ``operation`` is what was posted, by our own ledger. ``byte_len`` (bytes), ``imm`` (a number)
+    and ``offset`` (where in the buffer) are None where they are not valid.
     """
 
     wr_id: int
     operation: str
     status: str
-    queue: str
     byte_len: int | None = None
     imm: int | None = None
+    queue: str = "send"
     offset: int | None = None
     qp_num: int = 0
     vendor_err: int = 0
@@ -68,11 +66,15 @@ class Completion:
 
 
 class Ledger:
-    """Orders by queue: how many were posted and completed, and which are open."""
+    """Orders by queue: how many were posted and completed, and which are open, the oldest first.
+
+    ``expected``: open orders that will give a completion, so will need a place for it.
+    """
 
     def __init__(self) -> None:
         self.posted = {"send": 0, "recv": 0}
         self.completed = {"send": 0, "recv": 0}
+        self.expected = {"send": 0, "recv": 0}
         self.open: dict[str, dict[int, Order]] = {"send": {}, "recv": {}}
         self._last_id = 0
 
@@ -83,8 +85,10 @@ class Ledger:
 
     def enter(self, order: Order) -> None:
         """Note an order that the device has taken."""
-        self.posted[order.queue] += 1
-        self.open[order.queue][order.wr_id] = order
+        queue = order.queue
+        self.posted[queue] += 1
+        self.expected[queue] += order.signaled
+        self.open[queue][order.wr_id] = order
 
     def settle(self, queue: str, wr_id: int) -> Order | None:
         """The order that a completion is about, or None if it was not posted through us.
@@ -94,12 +98,22 @@ class Ledger:
         self.completed[queue] += 1
         entries = self.open[queue]
         order = entries.pop(wr_id, None)
-        if order is not None and queue == "send":
-            for earlier in [number for number in entries if number < wr_id]:
-                del entries[earlier]
+        if order is None:
+            return None
+        self.expected[queue] -= order.signaled
+        if queue == "send":
+            for earlier in list(entries):
+                if earlier > wr_id:
+                    break
+                self.expected[queue] -= entries.pop(earlier).signaled
         return order
 
     def forget(self) -> None:
         """Drop all open orders: the queue pair has been reset, and with it its queues."""
-        for entries in self.open.values():
+        for queue, entries in self.open.items():
             entries.clear()
+            self.expected[queue] = 0
+
+    def unsignaled(self) -> int:
+        """How many open sends will give no completion."""
+        return len(self.open["send"]) - self.expected["send"]

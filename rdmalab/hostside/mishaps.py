@@ -16,8 +16,6 @@ and where to look next.
 
 from __future__ import annotations
 
-import errno
-import os
 from typing import Any
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "PostError",
     "ResourceError",
     "WaitTimeout",
-    "errno_name",
 ]
 
 
@@ -72,8 +69,3 @@ class CompletionError(EndpointError):
         self.cause = cause
         self.flushed = flushed
         self.good = good
-
-
-def errno_name(number: int) -> str:
-    """As in ``EINVAL (22, Invalid argument)``."""
-    return f"{errno.errorcode.get(number, 'errno')} ({number}, {os.strerror(number)})"

@@ -39,6 +39,7 @@ def preload() -> None:
         sys.modules[name] = None  # type: ignore[assignment] # makes its import fail, as documented
     for name in PRELOADED:
         importlib.import_module(name)
+    importlib.import_module(f"{__package__}.guards").install()
     importlib.import_module(f"{__package__}.hostkernel").warm_up()
     for name in (*NOT_NEEDED, terminal.__name__):
         del sys.modules[name]

@@ -10,7 +10,7 @@
         ep.write(b"note", 100)        # into bob's buffer       ep.buffer[100:104]  ->  b"note"
 
 Nothing is hidden: ``ep.ctx``, ``ep.pd``, ``ep.scq``, ``ep.rcq``, ``ep.mr`` and ``ep.qp`` are plain
-pyverbs objects.
+pyverbs objects, and ``Endpoint.explain()`` prints the calls that make and connect them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,38 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from . import orders
+from pyverbs.pyverbs_error import PyverbsRDMAError
+
+from . import explanation, orders, refusals
+from .bringup import modify
 from .card import Card
 from .connection import Connection
 from .ledger import Completion, Order
-from .mishaps import CompletionError, EndpointError, WaitTimeout
+from .memory import fork_status
+from .mishaps import (
+    BringUpError,
+    CardError,
+    CompletionError,
+    EndpointError,
+    PostError,
+    ResourceError,
+    WaitTimeout,
+)
 
-__all__ = ["Card", "Completion", "CompletionError", "Endpoint", "EndpointError", "WaitTimeout"]
+__all__ = [
+    "BringUpError",
+    "Card",
+    "CardError",
+    "Completion",
+    "CompletionError",
+    "Endpoint",
+    "EndpointError",
+    "PostError",
+    "ResourceError",
+    "WaitTimeout",
+    "fork_status",
+    "modify",
+]
 
 
 class Endpoint(Connection):
@@ -33,15 +58,20 @@ class Endpoint(Connection):
     Its parameters are those of :class:`~rdmalab.connection.Connection`.
     """
 
+    _scratch_order = 0  # the last order on the scratch memory
+
+    @staticmethod
+    def explain() -> None:
+        """Print the raw pyverbs calls that stand behind it, as one page that runs by itself."""
+        print(explanation.page())
+
     # ------------------------------------------------------------ posting: each returns a wr_id
 
     def post_recv(self, offset: int = 0, length: int | None = None) -> int:
         """Give the device a place in the buffer for one message."""
         length = self.size - offset if length is None else length
         order = Order(self.ledger.next_id(), "RECV", offset, length)
-        self.qp.post_recv(orders.recv_request(order, self.mr))
-        self.ledger.enter(order)
-        return order.wr_id
+        return self._enter(order, self.mr)
 
     def post_send(
         self,
@@ -111,9 +141,43 @@ class Endpoint(Connection):
         name = operation if imm is None else f"{operation}_WITH_IMM"
         place = (offset, length, remote_offset)
         order = Order(self.ledger.next_id(), name, *place, imm, operands, inline, signaled)
-        self.qp.post_send(orders.send_request(order, mr or self.mr, self.peer))
+        if remote_offset is not None and self.peer is None:
+            raise PostError(f"{name} needs a peer, and there is none yet: connect first.")
+        return self._enter(order, mr or self.mr)
+
+    def _enter(self, order: Order, mr: Any) -> int:
+        """Post an order, if there is room for it and for its completion."""
+        self._check_room(order, mr)
+        try:
+            if order.queue == "recv":
+                self.qp.post_recv(orders.recv_request(order, mr))
+            else:
+                self.qp.post_send(orders.send_request(order, mr, self.peer))
+        except PyverbsRDMAError as error:
+            number = error.error_code
+            raise PostError(self._why_refused(order, number), number) from None
         self.ledger.enter(order)
         return order.wr_id
+
+    def _check_room(self, order: Order, mr: Any) -> None:
+        queue, ledger = order.queue, self.ledger
+        if not 0 <= order.offset <= order.offset + order.length <= mr.length:
+            raise PostError(
+                f"{order.operation}: bytes {order.offset} to {order.offset + order.length} are not"
+                f" in the buffer of {mr.length} bytes."
+            )
+        if len(ledger.open[queue]) >= self.depth:
+            unsignaled = ledger.unsignaled() if queue == "send" else 0
+            held = len(ledger.open[queue])
+            raise PostError(refusals.queue_full(queue, self.depth, held, unsignaled))
+        if order.signaled and ledger.expected[queue] >= self.cq_depth:
+            raise PostError(refusals.completions_full(queue, self.cq_depth))
+
+    def _why_refused(self, order: Order, number: int) -> str:
+        remote = (self.peer.address if self.peer else 0) + (order.remote_offset or 0)
+        facts = {"length": order.length, "inline": order.inline, "remote": remote}
+        facts["max_inline"] = self.max_inline
+        return refusals.post(order.operation, number, self.state, facts)
 
     # ------------------------------------------------------------ waiting
 
@@ -124,17 +188,22 @@ class Endpoint(Connection):
 
         Raises :class:`CompletionError` if an order failed, :class:`WaitTimeout` if none came.
         """
-        return self.arrivals.wait(n, timeout_s, queue)
+        return self.arrivals.wait(n, timeout_s, queue, self.situation)
+
+    def wait_event(
+        self, n: int = 1, timeout_s: float = 5.0, queue: str | None = None
+    ) -> list[Completion]:
+        """As :meth:`wait`, but asleep (completion channel) instead of polling."""
+        return self.arrivals.wait_event(n, timeout_s, queue, self.situation)
 
     # ------------------------------------------------------------ post and wait
 
     def send(self, data: bytes) -> None:
         """Send one message and wait until the peer has it."""
-        self.scratch[0 : len(data)] = data
-        self._do("SEND", len(data))
+        self._do("SEND", len(data), data=data)
 
     def recv(self, timeout_s: float = 5.0) -> bytes:
-        """The next message. Posts a receive if none is posted."""
+        """The next message: what the oldest receive gets. Posts one if none is posted."""
         if not self.ledger.open["recv"] and not self.arrivals.ready["recv"]:
             self.post_recv()
         (done,) = self.wait(timeout_s=timeout_s, queue="recv")
@@ -143,23 +212,19 @@ class Endpoint(Connection):
 
     def write(self, data: bytes, remote_offset: int) -> None:
         """Write into the peer's buffer and wait until it is done."""
-        self.scratch[0 : len(data)] = data
-        self._do("RDMA_WRITE", len(data), remote_offset)
+        self._do("RDMA_WRITE", len(data), remote_offset, data=data)
 
     def read(self, remote_offset: int, length: int) -> bytes:
         """Bytes of the peer's buffer."""
-        self._do("RDMA_READ", length, remote_offset)
-        return self.scratch[0:length]
+        return self._do("RDMA_READ", length, remote_offset)
 
     def fetch_add(self, remote_offset: int, add: int) -> int:
         """Add to a number of 8 bytes in the peer's buffer; returns what it was before."""
-        self._do("ATOMIC_FETCH_AND_ADD", 8, remote_offset, (add, 0))
-        return int(struct.unpack("=Q", self.scratch[0:8])[0])
+        return number(self._do("ATOMIC_FETCH_AND_ADD", 8, remote_offset, (add, 0)))
 
     def compare_swap(self, remote_offset: int, expect: int, swap: int) -> int:
         """Replace a number of 8 bytes if it is ``expect``; returns what it was before."""
-        self._do("ATOMIC_CMP_AND_SWP", 8, remote_offset, (expect, swap))
-        return int(struct.unpack("=Q", self.scratch[0:8])[0])
+        return number(self._do("ATOMIC_CMP_AND_SWP", 8, remote_offset, (expect, swap)))
 
     def _do(
         self,
@@ -167,7 +232,26 @@ class Endpoint(Connection):
         length: int,
         remote_offset: int | None = None,
         operands: tuple[int, int] | None = None,
-    ) -> None:
-        """Post one order on the scratch memory and wait for it."""
-        self._post(operation, 0, length, remote_offset, None, operands, mr=self.scratch_mr)
-        self.wait(queue="send")
+        data: bytes = b"",
+    ) -> bytes:
+        """Post one order on the scratch memory, wait for it, and return what is there then."""
+        if self._scratch_order in self.ledger.open["send"]:
+            raise PostError(
+                f"order {self._scratch_order}, of an earlier send(), write() or read(), has not"
+                " completed, and its memory is still in use. wait() for it, or reset()."
+            )
+        if length > len(self.scratch):
+            raise PostError(
+                f"{operation}: {length} bytes; this endpoint moves {len(self.scratch)} at a time."
+                " Open it with a larger size, or use ep.buffer and the post_ functions."
+            )
+        self.scratch[0 : len(data)] = data
+        where = (0, length, remote_offset, None, operands)
+        self._scratch_order = self._post(operation, *where, mr=self.scratch_mr)
+        self.arrivals.wait_for(self._scratch_order, self.situation)
+        return self.scratch[0:length]
+
+
+def number(data: bytes) -> int:
+    """8 bytes as the number that an atomic sees: unsigned, in this machine's order of bytes."""
+    return int(struct.unpack("=Q", data)[0])

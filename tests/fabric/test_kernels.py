@@ -100,8 +100,8 @@ def processes(guest: Callable) -> Callable[[rdmalab.Lab, str], list[str]]:
 
 DEATHS = {
     "a queue pair without a receive CQ": (
-        VERBS
-        + "QP(pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=None, cap=QPCap(max_send_wr=1)))",
+        VERBS + "from rdmalab.guards import raw\n"  # pyverbs' own class, below the guarded one
+        "raw(QP)(pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=cq, rcq=None, cap=QPCap()))",
         "crashed (SIGSEGV) inside a library",
     ),
     "SIGSEGV": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV)"),
