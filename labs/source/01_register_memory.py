@@ -237,10 +237,10 @@ with Context(name=here.device) as ctx, PD(ctx) as pd:
 answers = [pages_pinned(start + offset, length) for offset, length in places]
 for (offset, length), pages, answer in zip(places, grown, answers, strict=True):
     print(f"{length:5} bytes from byte {offset:4} on: {pages} pages pinned, your answer {answer}")
+assert answers == grown, "Compare the lines: where does the first byte lie, and where the last?"
 ### BEGIN HIDDEN TESTS
 assert pages_pinned(5 * PAGE - 1, PAGE + 2) == 3, "The first and the last byte may share no page."
 ### END HIDDEN TESTS
-assert answers == grown, "Compare the lines: where does the first byte lie, and where the last?"
 
 # %% [markdown]
 # ## 3 Domain and keys
@@ -791,10 +791,10 @@ came = sum(isinstance(offset, int) for offset in used)
 print(f"A pool of 8 slots of 1024 bytes, and a hundred times take() and give(): {came} slots came,")
 print(f"`pool.mr` had {len(keys)} different keys, the kernel counts {made} regions more.")
 assert made == len(keys) == 1, "One region for the whole pool was expected, made with the pool."
+assert came == 100, "A slot that was given back should be there to be taken again."
 ### BEGIN HIDDEN TESTS
 assert pinned in (8192, 12288), "The region should have just count * size bytes."
 ### END HIDDEN TESTS
-assert came == 100, "A slot that was given back should be there to be taken again."
 
 # %% check="pool-slots" points=2
 # %%on alice
