@@ -131,7 +131,7 @@ def answer(sock, size, pause_s=0.0, stall_at=0):
 # answer, which is as long as the message, before it sends again. It returns a list of `rounds`
 # samples: **half** of each round trip, in **microseconds**. It also turns Nagle's algorithm off.
 #
-# Bob pauses for 1 ms within each answer, so that you can tell whether your clock stopped too early.
+# Bob pauses for 2 ms within each answer, so that you can tell whether your clock stopped too early.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -150,7 +150,7 @@ def answer(sock, size, pause_s=0.0, stall_at=0):
 
 # %%
 # %%on bob --bg
-notes = answer(take_call(), size=64, pause_s=0.001)
+notes = answer(take_call(), size=64, pause_s=0.002)
 
 
 # %% task="tcp"
@@ -199,10 +199,10 @@ print(
     f" messages have 3840), and at most {notes['most']} of them were before him at once."
 )
 assert half_us, "There are no samples yet: `ping_pong` returned an empty list."
-assert notes["bytes"] == 3840, "Bob got another number of bytes: each round sends one message."
 assert notes["most"] <= 64, (
     "Bob had more than one message before him: did each wait for its answer?"
 )
+assert notes["bytes"] == 3840, "Bob got another number of bytes: each round sends one message."
 assert len(half_us) == 60, "There must be one sample for each round."
 
 # %% check="tcp-half" points=1
@@ -210,11 +210,11 @@ half_us, whole_us = lab.alice.get("half_us"), lab.alice.get("whole_us")
 share, least = 2 * sum(half_us) / whole_us, min(half_us, default=0)
 print(
     f"All rounds took {whole_us:.0f} us. Twice the sum of your samples is {share:.0%} of that; the"
-    f" smallest sample is {least:.0f} us. Bob paused 1000 us in each round."
+    f" smallest sample is {least:.0f} us. Bob paused 2000 us in each round."
 )
 assert half_us, "Without samples there is nothing to add up."
 assert share <= 1.01, "More time than has passed: is each sample *half* of a round trip?"
-assert least >= 500, "Less than half of bob's pause: did the clock stop before the *whole* answer?"
+assert least >= 1000, "Less than half of bob's pause: did the clock stop before the *whole* answer?"
 assert share > 0.5, "Most of the time is in no sample: does the clock run from send to answer?"
 
 # %% check="tcp-nodelay" points=1
@@ -291,7 +291,7 @@ def answer_sends(rounds, pause_s=0.0):
 #
 # Complete `send_pings`. `qp` is the queue pair, `sent` and `arrived` are its completion queues; the
 # orders `send` and `receive`, and `wait`, are as above. Return half of each of `rounds` round trips
-# in microseconds. Nothing may be left in the queues at the end. Bob waits 1 ms before each answer.
+# in microseconds. Nothing may be left in the queues at the end. Bob waits 2 ms before each answer.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -314,7 +314,7 @@ fresh(64, ahead=1 if here.name == "bob" else 0, min_rnr_timer=20)  # 20: wait 10
 
 # %%
 # %%on bob --bg
-answered = answer_sends(50, pause_s=0.001)
+answered = answer_sends(50, pause_s=0.002)
 
 
 # %% task="send"
@@ -393,11 +393,11 @@ send_us, whole_us = lab.alice.get("send_us"), lab.alice.get("send_whole_us")
 share, least = 2 * sum(send_us) / whole_us, min(send_us, default=0)
 print(
     f"All rounds took {whole_us:.0f} us. Twice the sum of your samples is {share:.0%} of that; the"
-    f" smallest sample is {least:.0f} us. Bob waited 1000 us in each round."
+    f" smallest sample is {least:.0f} us. Bob waited 2000 us in each round."
 )
 assert send_us, "There is nothing to add up without samples."
 assert share <= 1.01, "That is more time than has passed: a sample is *half* of a round trip."
-assert least >= 500, "Less than half of bob's pause: which completion did you stop the clock at?"
+assert least >= 1000, "Less than half of bob's pause: which completion did you stop the clock at?"
 assert share > 0.5, (
     "Most of the time is in no sample: when does the clock start, when does it stop?"
 )

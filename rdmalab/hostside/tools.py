@@ -18,6 +18,7 @@ The server's side runs as a context manager, the client's side as one call::
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import tempfile
@@ -39,6 +40,9 @@ TOOLS = {
 SOCKPERF_LEAST = 14  # bytes: its own header
 SOCKPERF_S = 1  # whole seconds; it leaves out the first 0.4 s and the last 0.05 s
 RETRY_S = 0.05
+READY_S = 20.0  # for a server to come up
+READY = re.compile(b"Waiting for client|to block on socket")  # what it says then
+CLIENT_S = 15.0  # for one try of a client
 NOT_THERE = re.compile("Couldn't connect|Can`t connect|forcibly closed")
 
 
@@ -84,28 +88,32 @@ def parse_sockperf(log: str) -> Any:
 
 @contextlib.contextmanager
 def served(kind: str, *, size: int, rounds: int, port: int) -> Iterator[None]:
-    """The tool's server, running; it is ended with the block, whatever happens in it."""
-    words = command(kind, size, rounds, port)
-    process = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield
-        if kind != "tcp":  # sockperf's server never ends by itself
+    """The tool's server, ready for its client; it is ended with the block, whatever happens."""
+    words = ["stdbuf", "-oL", *command(kind, size, rounds, port)]
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        try:
+            end = time.monotonic() + READY_S
+            while not READY.search(os.pread(out.fileno(), 4096, 0)):
+                if process.poll() is not None or time.monotonic() > end:
+                    said = os.pread(out.fileno(), 4096, 0).decode(errors="replace")
+                    raise ToolError(f"{' '.join(words)} does not serve: {said.strip()[-400:]}")
+                time.sleep(RETRY_S)
+            yield
+            if kind != "tcp":  # sockperf's server never ends by itself
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+        finally:
+            process.kill()
             process.wait(5)
-    except subprocess.TimeoutExpired:
-        pass  # its client never came, which the client's side reports
-    finally:
-        process.kill()
-        process.wait(5)
 
 
 def asked(
-    kind: str, peer_ip: str, *, size: int, rounds: int, port: int, deadline_s: float = 30
+    kind: str, peer_ip: str, *, size: int, rounds: int, port: int, deadline_s: float = 50
 ) -> Any:
     """Run the tool against its server; its samples in microseconds (see above), a numpy array.
 
-    A server that is not there yet is asked again. :class:`ToolError` after ``deadline_s``.
+    A client that hangs or finds no server is run again. :class:`ToolError` after ``deadline_s``.
     """
     words = command(kind, size, rounds, port, peer_ip)
     end = time.monotonic() + deadline_s
@@ -113,14 +121,12 @@ def asked(
         log = Path(folder, "log.csv")
         if kind == "tcp":
             words += ["--full-log", str(log)]
-        while True:
-            left_s = end - time.monotonic()
-            said = attempt(words, left_s) if left_s > 0 else ""
-            if not said:
-                raise ToolError(f"{' '.join(words)}: not done within {deadline_s:g} s.")
-            if not NOT_THERE.search(said):
+        while (left_s := end - time.monotonic()) > 0:
+            said = attempt(words, min(left_s, CLIENT_S))
+            if said and not NOT_THERE.search(said):
                 return parse_sockperf(log.read_text()) if kind == "tcp" else parse_perftest(said)
             time.sleep(RETRY_S)
+    raise ToolError(f"{' '.join(words)}: not done within {deadline_s:g} s.")
 
 
 def attempt(words: list[str], timeout_s: float) -> str:
