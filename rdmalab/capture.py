@@ -18,13 +18,16 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import BackendError, LabGone, MachineError, UsageError
 from .ladder import Ladder
 from .packets import Packet, PacketTable
 from .pcap import PcapReader, Record
 from .remote import Command, Remote
+
+if TYPE_CHECKING:
+    from .anatomy import Anatomy
 
 __all__ = ["Capture", "command"]
 
@@ -258,6 +261,14 @@ class Capture:
     def count(self, **wanted: Any) -> int:
         """How many packets have these attributes: ``count(opcode="SEND_ONLY", src="alice")``."""
         return len(self.packets.where(**wanted))
+
+    def layers(self, number: int) -> Anatomy:
+        """One packet taken apart, by its number in the table: its headers and what they say."""
+        from .anatomy import take_apart  # with scapy
+
+        if not 1 <= number <= len(self._records):
+            raise UsageError(f"There is no packet {number}; there are {len(self._records)}.")
+        return take_apart(self._records[number - 1])
 
     def ladder(
         self,

@@ -11,9 +11,9 @@
 #
 # | | |
 # |:--|:--|
-# | **You will do** | look at two hosts, send a message and its answer, write into a remote memory |
-# | **You will learn** | device, port, GID and MTU in plain words; what SEND and RDMA WRITE need |
-# | **You need** | 15 minutes, 700 MB of free memory, any backend |
+# | **You will do** | look at two hosts, send a message and its answer, write into a remote memory, take a packet apart |
+# | **You will learn** | device, port, GID and MTU in plain words; what SEND and RDMA WRITE need; what crosses the wire |
+# | **You need** | 20 minutes, 700 MB of free memory, any backend |
 # | **Before this** | nothing but a little Python |
 #
 # **How to work.** Run the cells from top to bottom. A cell that begins with `%%on alice` runs on
@@ -459,6 +459,97 @@ print(f"packets: {came} received, {went} sent")
 # had the key. Take away any of the three, and bob's device refuses.
 
 # %% [markdown]
+# ## 8 A first capture: what a RoCEv2 packet is made of
+#
+# So far you have seen what the *programs* saw. Now look at the wire. `lab.capture()` listens on
+# alice's `eth0` while its block runs, with `tcpdump`, as an administrator of the network would.
+# (The learner on alice could not: listening takes rights.)
+#
+# **Predict.** Alice writes the same 16 bytes once more. How many packets will cross the wire, and
+# how many bytes will the first of them have, in all?
+
+
+# %%
+# %%on alice
+def write_again():
+    """The WRITE of section 7 once more: 16 bytes to bob's byte 2048; how it ended."""
+    mr.write(b"written by alice", 16, OUTBOX)
+    piece = SGE(mr.buf + OUTBOX, 16, mr.lkey)
+    again = SendWR(opcode=e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[piece])
+    again.set_wr_rdma(peer["rkey"], peer["address"] + 2048)
+    qp.post_send(again)
+    return e.ibv_wc_status(wait(sent).status).name
+
+
+# %%
+with lab.capture() as wire:
+    lab.alice.run("print(write_again())")
+
+wire.packets
+
+# %% [markdown]
+# **What happened.** One packet each way, as bob's counters said in section 7. *RDMA WRITE ONLY*: the
+# message fits into one packet (a longer one has a *FIRST*, *MIDDLE*s and a *LAST*). It names the
+# queue pair it is for, has a packet number (PSN; alice's began at the 1000 on her card) and asks for
+# an acknowledgement. The *ACK* repeats that number. (Lines that begin with *again*? Then your machine was busy, the ACK took longer than
+# the 67 ms that we allow, and alice's device repeated the packet: section 4 told it to.)
+#
+# Now take the first packet apart, from the outside in.
+
+# %%
+wire.layers(1)
+
+# %% [markdown]
+# ![Drawing. The parts of two packets. RDMA WRITE ONLY, 90 bytes: Ethernet 14, IPv4 20, UDP 8, BTH 12,
+# RETH 16, payload 16, ICRC 4. ACKNOWLEDGE, 62 bytes: Ethernet 14, IPv4 20, UDP 8, BTH 12, AETH 4,
+# ICRC 4.](images/00_packet.svg)
+#
+# | part | what it is for |
+# |:--|:--|
+# | **Ethernet, IPv4, UDP** | bring the packet to the host. Routers and switches read only these, so RoCEv2 crosses ordinary IP networks. UDP port 4791 says "RoCEv2" |
+# | **BTH**, base transport header | in every packet: the operation (*opcode*), the queue pair, the PSN |
+# | **RETH**, RDMA extended transport header | where in bob's memory: address and rkey, from bob's card, and how many bytes |
+# | **payload** | the bytes themselves, readable by everyone on the way: nothing is encrypted |
+# | **ICRC**, invariant checksum | over all that must not change on the way; the device drops a packet if it is wrong |
+# | **AETH**, ACK extended transport header | only in answers: an ACK, or the reason of a refusal |
+#
+# Of 90 bytes, 16 are alice's. There is no name of a program or user in it, and no password: the rkey
+# is the only thing that bob's device checks. Note what bob's device does with such a packet: it finds
+# the place itself, in bob's memory. That is all that "remote direct memory access" means.
+
+# %% [markdown]
+# The same as a **ladder**: time runs downward, each host is a line, each packet an arrow. This time a
+# SEND; and beside the arrows stand the calls, which noted the time on the hosts' clock.
+#
+# **Predict.** Alice's completion: will it come before or after the ACK has passed?
+
+
+# %%
+# %%on alice
+def send_and_note(data):
+    """SEND, wait, and note when each was: a list of (host, what, time)."""
+    start = time.time()
+    post_send(data)
+    wait(sent)
+    return [("alice", f"post_send({data})", start), ("alice", "completion", time.time())]
+
+
+# %%
+lab.bob.run("post_receive()")
+with lab.capture() as wire:
+    lab.alice.run("calls = send_and_note(b'on the wire')")
+    lab.bob.run("done = wait(arrived)")
+
+wire.ladder(lab.alice.get("calls"), title="One SEND")
+
+# %% [markdown]
+# **What happened.** After: the ACK *is* what completes alice's order. A SEND carries no RETH, for
+# alice says nothing about bob's memory; the place is the one that bob's receive has given.
+#
+# In a terminal, `rdmalab capture alice` prints the packets as they pass; `wire.save("first.pcap")`
+# writes a file for Wireshark, which decodes RoCEv2 as well.
+
+# %% [markdown]
 # ### Task 2: leave a note (3 points)
 #
 # Bob wipes his memory again. Write `note` into it at byte `place`, without bob's help and without
@@ -582,7 +673,7 @@ assert result.opcode == e.IBV_WC_RDMA_WRITE, "This is the completion of another 
 # - `rdma-link(8)`, `ibv_devinfo(1)`, `ibv_post_send(3)`, `ibv_poll_cq(3)`, `rxe(7)`: on the hosts'
 #   distribution, Debian, in the packages `rdma-core`, `iproute2` and `libibverbs-dev`.
 # - InfiniBand Trade Association, *InfiniBand Architecture Specification*, Volume 1: chapters 9
-#   (transport layer) and 10 (software transport interface), and Annex A17, RoCEv2.
+#   (transport layer, with all headers and opcodes) and 10 (software transport interface), and Annex A17, RoCEv2.
 # - Dragojević et al., *FaRM: Fast Remote Memory*, NSDI 2014: what one-sided operations were good for
 #   in a whole system.
 #

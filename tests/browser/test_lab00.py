@@ -114,7 +114,12 @@ def test_restart_and_run_all_twice(page: Page, folder: Path) -> None:
             arg=f"JupyterLab {theme}",
             timeout=60_000,
         )
-        for heading in ("1 Two computers", "6 Ping-pong", "7 First RDMA WRITE"):
+        for heading in (
+            "1 Two computers",
+            "6 Ping-pong",
+            "7 First RDMA WRITE",
+            "8 A first capture",
+        ):
             show_heading(page, heading)
             picture(page, f"lab00-{heading.split()[0]}-{theme.lower()}")
 

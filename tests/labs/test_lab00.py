@@ -34,6 +34,17 @@ def hosts() -> Iterator[None]:
         yield
 
 
+def results(notebook: NotebookNode) -> list[str]:
+    """The last expressions of the notebook's own cells as text: table, parts, ladder."""
+    return [
+        output["data"]["text/plain"]
+        for cell in notebook.cells
+        if cell.cell_type == "code" and "wire." in cell.source
+        for output in cell.outputs
+        if output.output_type == "execute_result"
+    ]
+
+
 def test_the_solved_lab_starts_the_hosts_and_gets_full_marks(tmp_path: Path) -> None:
     done = run(solved(NAME), tmp_path)
     assert errors(done) == {}
@@ -42,6 +53,11 @@ def test_the_solved_lab_starts_the_hosts_and_gets_full_marks(tmp_path: Path) -> 
     assert "hello bob, this is alice" in printed(done)
     assert "packets: 1 received, 1 sent" in printed(done)
     assert "completions in bob's queues: 0" in printed(done)
+    table, parts, ladder = results(done)
+    assert "RDMA WRITE ONLY" in table and "ACK" in table
+    assert "b'written by alice'" in parts and parts.split()[-2:] == ["90", "bytes"]
+    said = [ladder.index(word) for word in ("post_send", "SEND ONLY", "> alice: ACK", "completion")]
+    assert said == sorted(said), "the completion comes after the ACK"
 
 
 def test_run_all_works_again_also_after_a_run_that_was_broken_off(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
+from rdmalab.anatomy import take_apart
 from rdmalab.decoder import (
     DETH,
     HEADERS,
@@ -129,6 +130,22 @@ def test_a_packet_seen_before_is_marked(packets: PacketTable) -> None:
     assert len({packet.psn for packet in again[:-1]}) == 1
 
 
+def test_a_packet_taken_apart(records: list[Record], packets: PacketTable) -> None:
+    """The parts of every frame add up to its length."""
+    for record in records:
+        assert sum(part.size for part in take_apart(record)) == record.length
+    (number,) = (p.number for p in packets.where(opcode="SEND_LAST"))
+    last = take_apart(records[number - 1])
+    assert [(part.name, part.size) for part in last] == [
+        ("Ethernet", 14), ("IPv4", 20), ("UDP", 8), ("BTH", 12),
+        ("payload", 953), ("pad", 3), ("ICRC", 4),
+    ]  # fmt: skip
+    (number,) = (p.number for p in packets.where(opcode="COMPARE_SWAP"))
+    assert "compare 3, swap 4" in repr(take_apart(records[number - 1]))
+    assert take_apart(records[number])._repr_html_().count("<tr>") == 9
+    assert [part.name for part in take_apart(records[-6])] == ["Ethernet", "IPv4", "UDP"]
+
+
 # ---------------------------------------------------------------- the names
 
 
@@ -199,6 +216,7 @@ def test_no_bytes_behind_the_header_raise(opcode: int, tail: bytes, cut: int) ->
 @given(st.binary(max_size=120))
 def test_no_frame_raises(data: bytes) -> None:
     assert packet_of(data).summary
+    assert repr(take_apart(Record(0.0, data, len(data))))
 
 
 @given(st.data())
@@ -209,6 +227,7 @@ def test_no_damage_to_a_real_packet_raises(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         harmed[data.draw(st.integers(0, len(harmed) - 1))] = data.draw(st.integers(0, 255))
     packet = Decoder(NAMES).packet(Record(0.0, bytes(harmed), len(harmed)))
+    assert repr(take_apart(Record(0.0, bytes(harmed), len(harmed))))
     assert packet.summary and packet.details is not None
 
 
