@@ -60,6 +60,7 @@ def test_the_solved_lab_starts_the_hosts_and_gets_full_marks(tmp_path: Path) -> 
     assert said == sorted(said), "the completion comes after the ACK"
 
 
+@pytest.mark.long
 def test_run_all_works_again_also_after_a_run_that_was_broken_off(tmp_path: Path) -> None:
     """Alice never sends her pings, and bob still waits for them when the next run begins."""
     half = solved(NAME)
@@ -117,7 +118,7 @@ TRIES = [
         "post_send(note)\nresult = wait(sent)",
         {
             "note-place": "Your note is not there",
-            "note-completion": "The order ended with",
+            "note-completion": "This is the completion of another operation",
         },
     ),
     Attempt(
