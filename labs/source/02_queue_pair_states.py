@@ -728,14 +728,14 @@ class SlowQP(QP):
         super().to_init(attr)
 
 
+# %%
+# %%on alice bob
 def write_nothing(qp):
     """Order: an RDMA WRITE of no bytes. One packet, and no receive is needed for it."""
     piece = SGE(mr.buf, 0, mr.lkey)
     qp.post_send(SendWR(opcode=e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[piece]))
 
 
-# %%
-# %%on alice bob
 def packets_sent():
     """How many packets this host's device has sent so far."""
     command = ["rdma", "-j", "statistic", "show", "link", f"{here.device}/{here.port}"]

@@ -57,10 +57,7 @@ TRIES = [
         "fields filled in, but not the state",
         "attr.pkey_index, attr.port_num, attr.qp_access_flags = 0, here.port, rights\n"
         "qp.modify(attr, e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS)",
-        {
-            "to-init-state": "Refused",
-            "to-init-rights": "The rights that the caller asks for",
-        },
+        {"to-init-state": "It should be in INIT"},
     ),
     Attempt(
         "to-init",
@@ -73,8 +70,8 @@ TRIES = [
     ),
     Attempt(
         "to-init",
-        "the port left at 0",
-        "attr.qp_state, attr.qp_access_flags = e.IBV_QPS_INIT, rights\n"
+        "ports counted from 0",
+        "attr.qp_state, attr.qp_access_flags, attr.port_num = e.IBV_QPS_INIT, rights, 0\n"
         "mask = e.IBV_QP_STATE | e.IBV_QP_PKEY_INDEX | e.IBV_QP_PORT | e.IBV_QP_ACCESS_FLAGS\n"
         "qp.modify(attr, mask)",
         {
