@@ -16,7 +16,7 @@ from . import bringup, here, reasons, refusals
 from .arrivals import Arrivals, event_files, event_names
 from .card import Card, Fit, Meeting, fit
 from .ledger import Ledger
-from .memory import Buffer, access_flags, register
+from .memory import Buffer, register
 from .mishaps import CardError, EndpointError, ResourceError
 
 __all__ = ["Connection"]
@@ -38,8 +38,17 @@ class Connection:
     4.096 us * 2**timeout without an answer, then the device sends again, ``retry_cnt`` times;
     ``rnr_retry`` times when the peer has no receive posted, which then says to wait
     ``min_rnr_timer`` (12: 0.64 ms). ``psn``: number of the first packet (drawn at random).
-    ``gid_index``: row of the GID table (found by its value).
+    ``gid_index``: row of the GID table (found by its value). ``share``: another endpoint of this
+    host, whose memory this one gives its peer, too; then ``size`` and ``access`` are as there.
     """
+
+    size: int
+    access: str
+    buffer: Buffer
+    ctx: Any
+    pd: Any
+    mr: Any
+    _event_file: int
 
     def __init__(
         self,
@@ -56,8 +65,11 @@ class Connection:
         psn: int | None = None,
         cq_depth: int | None = None,
         gid_index: int | None = None,
+        share: Connection | None = None,
     ) -> None:
-        self.size, self.access, self.depth = size, access, depth
+        self.size = share.size if share else size
+        self.access = share.access if share else access
+        self.depth = depth
         self.cq_depth = cq_depth or depth
         self.max_rd_atomic = max_rd_atomic
         self.timeout, self.retry_cnt = timeout, retry_cnt
@@ -69,20 +81,26 @@ class Connection:
         self._events: list[str] = []
         self._opened: list[Any] = []
         try:
-            self._open(max_inline)
+            self._open(max_inline, share)
             self.gid_index = here.gid_index if gid_index is None else gid_index
             self.path_mtu = path_mtu or 128 << self.ctx.query_port(here.port).active_mtu
         except BaseException:
             self.close()
             raise
 
-    def _open(self, max_inline: int) -> None:
+    def _open(self, max_inline: int, share: Connection | None) -> None:
         """Open the device and make everything on it."""
-        before = event_files()
-        self.ctx = self._keep(Context(name=here.device))
-        (self._event_file,) = event_files() - before
+        if share is not None:
+            self.ctx, self.pd, self.buffer, self.mr = share.ctx, share.pd, share.buffer, share.mr
+            self._event_file = share._event_file
+        else:
+            before = event_files()
+            self.ctx = self._keep(Context(name=here.device))
+            (self._event_file,) = event_files() - before
+            self.pd = self._keep(PD(self.ctx))
+            self.buffer = Buffer(self.size)
+            self.mr = self._keep(register(self.pd, self.buffer, self.access))
         self._check_read_depth()
-        self.pd = self._keep(PD(self.ctx))
         cqs, channels, files = {}, {}, {}
         for name in ("send", "recv"):
             before = event_files()
@@ -90,9 +108,7 @@ class Connection:
             self._opened += [channels[name], cqs[name]]
             (files[name],) = event_files() - before
         self.scq, self.rcq = cqs["send"], cqs["recv"]
-        self.buffer = Buffer(self.size)
         self.scratch = Buffer(max(self.size, PAGE))  # in which send(), write() and read() work
-        self.mr = self._keep(register(self.pd, self.buffer, self.access))
         self.scratch_mr = self._keep(register(self.pd, self.scratch, "local_write"))
         self.qp = self._keep(self._make_queue_pair(max_inline))
         _, granted = self.qp.query(e.IBV_QP_CAP)
@@ -214,8 +230,11 @@ class Connection:
         self.peer, self.agreed = peer, agreed
 
     def to_init(self) -> None:
-        """RESET to INIT, where receives may be posted before anybody can send."""
-        bringup.to_init(self.qp, access_flags(self.access) & REMOTE)
+        """RESET to INIT, where receives may be posted before anybody can send.
+
+        The queue pair lets the peer do all; what it may do to the memory, the region's rights say.
+        """
+        bringup.to_init(self.qp, REMOTE)
 
     def reset(self) -> None:
         """Back to RESET: open orders are dropped, and completions left over taken out."""

@@ -16,6 +16,7 @@ and where to look next.
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 __all__ = [
@@ -35,6 +36,15 @@ class EndpointError(RuntimeError):
     def __init__(self, text: str, errno: int | None = None) -> None:
         super().__init__(text)
         self.errno = errno
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the learner's own lines on the way here, then the text."""
+        own = [
+            f"line {frame.lineno}: {frame.line}"
+            for frame in traceback.extract_tb(self.__traceback__)
+            if "/ipykernel_" in frame.filename
+        ]
+        return [*own, f"{type(self).__name__}: {self}"]
 
 
 class CardError(EndpointError):
