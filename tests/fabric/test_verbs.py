@@ -94,7 +94,10 @@ def test_b10_the_gid_is_chosen_by_value(shared_lab: rdmalab.Lab) -> None:
         assert f"::ffff:{host.ip}" in line
 
 
-@pytest.mark.parametrize(("alice", "bob", "agreed"), [(1024, 4096, 1024), (4096, 512, 512)])
+@pytest.mark.parametrize(
+    ("alice", "bob", "agreed"),
+    [(1024, 4096, 1024), pytest.param(4096, 512, 512, marks=pytest.mark.long)],
+)
 def test_b14_the_smaller_path_mtu_holds_and_every_size_arrives(
     shared_lab: rdmalab.Lab, alice: int, bob: int, agreed: int
 ) -> None:
@@ -252,6 +255,7 @@ def test_b38_a_record_is_never_seen_torn(shared_lab: rdmalab.Lab) -> None:
     print(f"{len(versions)} looks saw a whole record, {bob.get('torn')} a torn one and knew it")
 
 
+@pytest.mark.long
 def test_b38_an_immediate_tells_the_target_when(pair: rdmalab.Lab) -> None:
     """B38: the other cure: WRITE with immediate; whoever has its completion has all the bytes."""
     connect(pair, "size=8192", "size=8192", prepare="for _ in range(8): ep.post_recv(0, 0)")

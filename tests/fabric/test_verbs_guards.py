@@ -158,6 +158,14 @@ def test_the_guarded_classes_are_found_under_pyverbs_own_names(shared_lab: rdmal
     }
 
 
+def test_a_process_of_its_own_has_pyverbs_as_it_is(
+    shared_lab: rdmalab.Lab, sh: Callable[..., Any]
+) -> None:
+    """Guards are in kernels only: what `rdmalab exec` starts (rdma-core's tests, say) is plain."""
+    ran = sh(shared_lab, "alice", "python3 -c 'import pyverbs.qp as q; print(q.QP.__module__)'")
+    assert ran.out.strip() == "pyverbs.qp"
+
+
 def test_objects_come_and_go_as_without_guards(shared_lab: rdmalab.Lab) -> None:
     """Dropped, closed, or closed with their parents: the kernel holds none of them afterwards."""
     shared_lab.alice.run(
