@@ -46,8 +46,9 @@ class Packet:
     ``src``, ``dst``: the hosts' names, or addresses. ``qp``: the queue pair it goes to.
     ``syndrome``: what an acknowledgement says; ``credits`` (ACK; None: no limit is given) and
     ``rnr_timer_ms`` (RNR NAK) come with it. ``imm``: the four bytes in network order. ``payload``:
-    bytes of the message in it. ``again``: the same was seen before in this capture, so it was sent
-    again. ``length``: bytes of the whole Ethernet frame. ``note``: why it could not be decoded.
+    bytes of the message in it. ``again``: a packet to this queue pair with this opcode and PSN was
+    seen before in this capture, so it was sent again (or the queue pair began anew).
+    ``length``: bytes of the whole Ethernet frame. ``note``: why it could not be decoded.
     """
 
     number: int

@@ -42,7 +42,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "state qemu qmp snapshot bootport microvm remote containers local",
         # what a notebook talks to
         "outputs channels kernels jobs faults",
-        "opcodes packets pcap decoder anatomy sequence ladder capture",
+        "opcodes packets pcap decoder anatomy sequence ladder tap capture",
         "lab magics notebook",
         # pictures
         "view",

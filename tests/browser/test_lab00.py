@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -122,6 +123,19 @@ def test_restart_and_run_all_twice(page: Page, folder: Path) -> None:
         ):
             show_heading(page, heading)
             picture(page, f"lab00-{heading.split()[0]}-{theme.lower()}")
+        look_at_the_ladder(page, theme)
+
+
+def look_at_the_ladder(page: Page, theme: str) -> None:
+    """It stands in the page itself, so that it takes the theme's colours; and it has a name."""
+    ladder = page.get_by_role("img", name="One SEND")
+    expect(ladder).to_be_visible()
+    ladder.evaluate("e => e.scrollIntoView({block: 'center'})")
+    page.wait_for_timeout(800)
+    picture(page, f"lab00-ladder-{theme.lower()}")
+    ground = ladder.locator(".rl-bg").evaluate("e => getComputedStyle(e).fill")
+    light = sum(map(int, re.findall(r"\d+", ground)[:3])) > 3 * 128
+    assert light == (theme == "Light"), ground
 
 
 def show_heading(page: Page, text: str) -> None:

@@ -311,6 +311,25 @@ def test_tshark_reads_the_same(pair: rdmalab.Lab, tmp_path: Path) -> None:
         shutil.copy(file, SAMPLE)
 
 
+def test_a_cable_that_is_pulled_does_not_end_a_capture(pair: rdmalab.Lab) -> None:
+    with pair.capture() as wire:
+        with pair.fault("alice", down=True):
+            time.sleep(0.2)
+        pair.alice.run("now('RDMA_WRITE', 8)")
+    assert titles(wire.packets.where(again=False)) == ["alice: RDMA WRITE ONLY", "bob: ACK"]
+    assert wire.packets.notes == ()
+
+
+def test_an_interface_that_is_switched_off_is_told(pair: rdmalab.Lab) -> None:
+    """Either the capture goes on when it is back, or it says why it ended; it never just stops."""
+    with pair.capture() as wire:
+        pair.alice.run("now('RDMA_WRITE', 8)")
+        for order in ("down", "up"):
+            pair.remote.run("root", ["ip", "link", "set", "eth0", order], host="alice")
+    assert wire.count(opcode="RDMA_WRITE_ONLY") == 1, "what had passed is kept"
+    assert all("ended early" in note for note in wire.packets.notes)
+
+
 # ---------------------------------------------------------------- begin, end, limits
 
 
