@@ -567,8 +567,9 @@ for timeout in (0, 8, 14, 20):
 # %% [markdown]
 # With `timeout=14` and `retry_cnt=6` a dead peer is noticed after about 7 x 67 ms, half a second.
 # That is the *least*: a device may wait up to four times as long (the specification says so), and
-# real ones round up. Two codes mean "for ever", and a program that uses them hangs when the peer
-# dies: `timeout=0`, and `rnr_retry=7`.
+# real ones round up. Two codes mean "for Two codes mean "for ever", and a program that uses them hangs when the peer
+# does: `timeout=0`, and `rnr_retry=7`. (On Soft-RoCE, against the specification, `retry_cnt=7` is a
+# third.)
 #
 # ### Task 3: RTR to RTS (2 points)
 #
@@ -822,8 +823,8 @@ print(len(allowed), "of", len(answers), "allowed; not as in the table:", surpris
 #
 # The table that the kernel holds moves against is `qp_state_table` in
 # `drivers/infiniband/core/verbs.c`. It is the specification's (InfiniBand volume 1, chapter 10.3),
-# with one exception. Where the hosts' device and the specification differ on states, it stands here,
-# once:
+# but for the first row of what follows. The other rows are Soft-RoCE's own. All that this course
+# knows of such differences, on any subject, is collected in `docs/soft-roce.md`.
 
 # %%
 from IPython.display import Markdown
@@ -860,8 +861,8 @@ diagram
 # ## 7 What may be posted in which state
 #
 # **Predict.** For each state: will the device take a receive? A send? Will it carry them out, keep
-# them, or give them back? Fill in six rows before you run the cell. Its partner is in RTS and
-# has a receive posted.
+# them, or give them back? Fill in six rows before you run the cell. Each time the
+# queue pair has a partner in RTS, with a receive posted.
 
 # %%
 # %%on alice
@@ -885,6 +886,7 @@ for name in WAYS:
 # RTS. (Refused means: the *call* fails. The order never existed.) In SQD the send is held. And in
 # ERR, of all states, both are **taken**, and come back at once with `WR_FLUSH_ERR`: the device gives
 # back every order that it will not carry out, so that the program can free what belongs to it.
+# (Alone, a receive that is posted in ERR would have stayed here: see the table above.)
 
 # %% [markdown]
 # ## 8 Break it
@@ -1330,18 +1332,19 @@ listener.close()
 # ## On hardware
 #
 # - **The states are the same**, and so are the required attributes: the kernel's table is checked for
-#   every driver. What differs is what a driver refuses beyond it. Intel's E810 refuses RESET to RESET
-#   with `EINVAL`, and a whole storage engine would not start on it until it left that move out
-#   (Mooncake, pull request 721, 2025). So ask for the state, and move only when you must.
+#   every driver. What differs is what a driver refuses beyond it. On an Intel E810, a new queue
+#   pair that was moved to RESET once more then refused to go to INIT (`EINVAL`); the authors of
+#   Mooncake, a transfer engine, took that move out (pull request 721, 2025). So ask for the state,
+#   and move only when you must.
 # - **Stale completions.** NVIDIA's user-space driver takes a queue pair's completions *out* of the
 #   completion queue when it goes to RESET (`mlx5_modify_qp` calls `mlx5_cq_clean`, in rdma-core's
 #   providers/mlx5/verbs.c). Soft-RoCE leaves them, as you saw. A program must be right with both.
-# - **Time.** A bring-up is slow: every move is a command to the card's firmware. Wei et al. give
-#   "several or tens of milliseconds" for one RDMA connection, against microseconds for a message
-#   (*KRCORE*, USENIX ATC 2022). Programs therefore keep connections, and open them early.
+# - **Time.** A bring-up is slow, since the card takes part in every move. Wei et al. give "several or
+#   tens of milliseconds" for one RDMA connection (*KRCORE*, USENIX ATC 2022, abstract); a message
+#   takes microseconds. Programs therefore open their connections early, and keep them.
 # - **Security.** Nothing but the queue pair's number and the packet number tells a true packet from
-#   a forged one. Rothenberger et al. guessed both and injected packets into connections of others
-#   (*ReDMArk*, USENIX Security 2021). Drawing the first packet number at random is the least.
+#   a forged one. Rothenberger et al. injected packets into the connections of others (*ReDMArk*,
+#   USENIX Security 2021). A first packet number drawn at random is the least one can do.
 #
 # ## What this does not show
 #
@@ -1381,8 +1384,9 @@ listener.close()
 # ## Further reading
 #
 # - `ibv_modify_qp(3)`, `ibv_query_qp(3)`, `rdma_cm(7)`, `rping(1)`, `rdma-resource(8)`.
-# - InfiniBand Trade Association, *InfiniBand Architecture Specification*, Volume 1: chapter 10.3
-#   (states), 11.2.4.2 (Modify Queue Pair), 12 (communication management: REQ, REP, RTU).
+# - InfiniBand Trade Association, *InfiniBand Architecture Specification*, Volume 1: chapters
+#   10.3 (states), 11.2 (the verbs, Modify Queue Pair among them), 12 (communication management: REQ,
+#   REP, RTU).
 # - Linux, `drivers/infiniband/core/verbs.c`: `qp_state_table` and `ib_modify_qp_is_ok`, a hundred lines
 #   that are the law.
 # - T. Shanley, *InfiniBand Network Architecture*, Addison-Wesley 2002: chapter 12 goes through the

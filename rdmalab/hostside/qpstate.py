@@ -4,7 +4,7 @@ Pure data, for both halves: labs, the verbs helper and the picture of the states
 of attributes are those of the ``IBV_QP_*`` mask bits. Two sources:
 
 - the *specification*: InfiniBand Architecture Specification, volume 1, chapter 10.3 (states of a
-  queue pair) and 11.2.4.2 (Modify Queue Pair)
+  queue pair) and 11.2 (the verbs, Modify Queue Pair among them)
 - the *kernel's table*: ``qp_state_table`` in Linux' drivers/infiniband/core/verbs.c, by which every
   driver checks a move. The part from RESET to RTS is also in ``ibv_modify_qp(3)``.
 
