@@ -53,7 +53,8 @@ lab = rdmalab.up()
 # names key, address and length. The registered frames must stay where they are: they are
 # pinned.](images/01_translation.svg)
 #
-# Which pages of a range exist, the kernel tells everybody about his own memory: `mincore(2)`.
+# Which pages of its memory exist, a process may ask the kernel: `mincore(2)`. The next cells make
+# three small tools for that. How they are built is not the subject; what they return is.
 
 # %%
 # %%on alice bob
@@ -267,12 +268,13 @@ with Context(name=here.device) as ctx, PD(ctx) as pd:
 
 # %% [markdown]
 # **What happened.** Each registration has a key of its own, also for the same page with the same
-# rights. In its upper 24 bits is the row of the device's table, in its lower 8 bits a number that
-# changes from use to use, so that a key that was kept too long is noticed (mostly: 8 bits are few).
+# rights, and no old key came back. Soft-RoCE puts the row of its table into the upper 24 bits and a
+# random number into the lower 8, so that a key that was kept too long is noticed (mostly: 8 bits are
+# few).
 #
 # Soft-RoCE makes lkey and rkey equal, and gives an rkey even to a region that no peer may touch: a
-# key without a right opens nothing. Other devices number differently. **Never mix the two up**
-# because it happens to work here.
+# key without a right opens nothing. Other devices may do otherwise. **Never mix the two up** because
+# it happens to work here.
 #
 # A key is a number of 32 bits that crosses the wire in the clear. It is a means against accidents,
 # and a weak one against attackers: see *On hardware*.

@@ -338,6 +338,14 @@ def test_pages_come_with_the_registration_and_vmpin_counts_each_of_them(done: No
     assert found == ["0", "1024", "2048", "1024", "0"]
 
 
+def test_each_registration_has_a_key_of_its_own(done: NotebookNode) -> None:
+    """The row of the table in the upper 24 bits; Soft-RoCE's lkey and rkey are equal."""
+    keys = re.findall(r"lkey (0x[0-9a-f]{8}), rkey (0x[0-9a-f]{8})", printed(done))
+    assert len(keys) == 4 and all(lkey == rkey for lkey, rkey in keys)
+    rows = [int(lkey, 16) >> 8 for lkey, _ in keys]
+    assert len(set(rows)) == 4 and 0 not in rows
+
+
 def test_sixteen_combinations_of_rights_are_answered_as_the_manual_says(
     done: NotebookNode,
 ) -> None:
