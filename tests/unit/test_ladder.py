@@ -170,6 +170,19 @@ def test_hosts_stand_in_the_labs_order() -> None:
     assert Ladder(sent).hosts == ["bob", "alice"]
 
 
+def test_three_hosts_and_calls_on_each() -> None:
+    """The calls of a host in the middle stand to the right of its line, inside the picture."""
+    sent = [
+        Packet(1, 1e9, "alice", "bob", "SEND_ONLY", "RC", psn=1),
+        Packet(2, 1e9 + 1e-3, "bob", "carol", "SEND_ONLY", "RC", psn=2),
+    ]
+    calls = [(name, f"a call of {name}", 1e9 - 1) for name in ("alice", "bob", "carol")]
+    root = svg(Ladder(sent, calls))
+    assert all(f"a call of {name}" in words(root) for name in ("alice", "bob", "carol"))
+    xs = {float(life.attrib["d"].split()[1]) for life in root if life.get("class") == "rl-life"}
+    assert len(xs) == 3 and max(xs) < float(root.attrib["viewBox"].split()[2])
+
+
 def test_no_packets_and_too_many() -> None:
     assert "No packet was seen." in words(svg(Ladder([])))
     many = [packet(n, "SEND_ONLY", 2 * n) for n in range(200)]
