@@ -9,6 +9,7 @@ remote_read`` for ``qp_access_flags``.
 from __future__ import annotations
 
 import ipaddress
+import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from .qpstate import ATTRIBUTES, DIFFERENCES, MOVES, missing, unknown
 __all__ = ["INPUTS", "Input", "call", "explain", "inputs_of"]
 
 ACCESS = ("local_write", "remote_write", "remote_read", "remote_atomic")
+ROW = 48  # characters of a row of flags
 PATH_MTUS = (256, 512, 1024, 2048, 4096)
 # IBTA vol. 1, table 45 (RNR NAK timer field): milliseconds for the codes 0 to 31.
 RNR_MS = (
@@ -82,7 +84,7 @@ def code_of(key: str, text: Any) -> tuple[str, str]:
         wrong = [word for word in words if word not in ACCESS]
         if wrong:
             raise ValueError(f"There is no right {wrong[0]!r}; there are {', '.join(ACCESS)}.")
-        return " | ".join(f"e.IBV_ACCESS_{word.upper()}" for word in words) or "0", ""
+        return joined([f"e.IBV_ACCESS_{word.upper()}" for word in words]) if words else "0", ""
     value = number(key, text)
     if key == "path_mtu":
         return (f"e.IBV_MTU_{value}", "") if value in PATH_MTUS else (str(value), "no path MTU")
@@ -94,19 +96,30 @@ def code_of(key: str, text: Any) -> tuple[str, str]:
     return (hex(value) if key == "qkey" else str(value)), ""
 
 
-def way(values: Mapping[str, Any]) -> str:
+def joined(names: list[str]) -> str:
+    """Flags joined by ``|``; more than one in rows that fit where they are shown."""
+    if len(names) == 1:
+        return names[0]
+    rows = textwrap.wrap("\xa0| ".join(names), ROW)  # a bar stays with the flag before it
+    return "\n    ".join(["(", *rows]).replace("\xa0", " ") + ")"
+
+
+def way(values: Mapping[str, Any]) -> list[str]:
     """The address handle's attributes as Python: with a GID (a GRH), or without one."""
     port = number("port_num", values.get("port_num", 1))
     gid = str(values.get("dgid", "")).strip()
     if not gid:
-        return f"AHAttr(port_num={port})"
+        return [f"attr.ah_attr = AHAttr(port_num={port})"]
     try:
         in_full = ipaddress.IPv6Address(gid).packed.hex(":", 2)
     except ValueError:
         raise ValueError(f"{gid!r} is no GID; one looks like ::ffff:10.0.0.2.") from None
     row = number("sgid_index", values.get("sgid_index", ""))
-    route = f'GlobalRoute(dgid=GID("{in_full}"), sgid_index={row})'
-    return f"AHAttr(gr={route},\n    is_global=1, port_num={port})"
+    return [
+        f'peer = GID("{in_full}")',
+        f"route = GlobalRoute(dgid=peer, sgid_index={row})",
+        f"attr.ah_attr = AHAttr(\n    gr=route, is_global=1, port_num={port})",
+    ]
 
 
 def call(name: str, new: str, given: tuple[str, ...], values: Mapping[str, Any]) -> str:
@@ -118,16 +131,13 @@ def call(name: str, new: str, given: tuple[str, ...], values: Mapping[str, Any])
     lines = [f"attr = QPAttr(qp_state=e.IBV_QPS_{new})"]
     for attribute in given:
         if attribute == "AV":
-            lines.append(f"attr.ah_attr = {way(values)}")
+            lines += way(values)
             continue
         for key in inputs_of(attribute):
             text, comment = code_of(key, values.get(key, ""))
             lines.append(f"attr.{key} = {text}" + (f"  # {comment}" if comment else ""))
-    bits = [f"e.IBV_QP_{attribute}" for attribute in ("STATE", *given)]
-    rows = [" | ".join(bits[at : at + 3]) for at in range(0, len(bits), 3)]
-    joined = "\n    | ".join(rows)
-    lines.append(f"{name}.modify(attr, {joined})")
-    return "\n".join(lines)
+    mask = joined([f"e.IBV_QP_{attribute}" for attribute in ("STATE", *given)])
+    return "\n".join([*lines, f"mask = {mask}", f"{name}.modify(attr, mask)"])
 
 
 def explain(

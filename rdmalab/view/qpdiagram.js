@@ -70,7 +70,7 @@ function fieldRow(field, tell) {
   const inputs = field.inputs.map((input) => {
     const box = node("input", {
       type: "text",
-      size: Math.max(6, Math.min(16, String(input.value).length)),
+      size: Math.max(6, Math.min(28, String(input.value).length)),
       "data-key": `set-${input.key}`,
       "aria-label": `${input.key}: ${input.words}`,
       title: input.words,
@@ -117,27 +117,20 @@ function panel(scene, tell) {
     { type: "button", "data-key": "look", class: "rdmalab-look", onclick: () => tell({ do: "look" }) },
     "Look again",
   );
-  const call = scene.chosen
+  const make = scene.chosen
     ? node(
-        "div",
-        {},
-        node("div", { class: "rdmalab-head" }, "the call"),
-        node("pre", { class: "rdmalab-call" }, scene.call),
-        node(
-          "button",
-          { type: "button", "data-key": "run", class: "rdmalab-run", onclick: run },
-          `Run it on ${scene.host}`,
-        ),
-        look,
+        "button",
+        { type: "button", "data-key": "run", class: "rdmalab-run", onclick: run },
+        `Run it on ${scene.host}`,
       )
-    : look;
+    : null;
   return node(
     "div",
     { class: "rdmalab-panel" },
     moveList(`moves from ${scene.state}`, legal, scene.chosen, stop(legal), tell),
     moveList("not in the table: try one", others, scene.chosen, stop(others), tell),
     attributes(scene, tell),
-    call,
+    node("div", { class: "rdmalab-buttons" }, ...[make, look].filter(Boolean)),
   );
 }
 
@@ -155,6 +148,8 @@ function history(scene) {
 function render({ model, el }) {
   let waiting = null;
   let lost = null;
+  let ahead = 0; // messages that are not answered yet
+  let turn = model.get("scene").turn;
   const open = {};
   // What stays from drawing to drawing; a live region that is made anew is not read out.
   const title = node("div", { class: "rdmalab-title" });
@@ -162,9 +157,10 @@ function render({ model, el }) {
   const status = node("p", {});
   const answer = node("div", { class: "rdmalab-answer", role: "status", "aria-live": "polite" });
   const wait = node("div", { class: "rdmalab-wait", role: "status", "aria-live": "polite" });
+  const call = node("pre", { class: "rdmalab-call", "aria-label": "the call" });
   const side = node("div", { class: "rdmalab-side" });
   const past = node("div", {});
-  const left = node("div", { class: "rdmalab-left" }, picture, status, answer, wait);
+  const left = node("div", { class: "rdmalab-left" }, picture, status, answer, wait, call);
   const columns = node("div", { class: "rdmalab-columns" }, left, side);
   // The page must not take our keys for its own shortcuts.
   const suppress = { "data-lm-suppress-shortcuts": "true", role: "group", tabindex: "-1" };
@@ -179,6 +175,7 @@ function render({ model, el }) {
   };
   const tell = (words) => {
     quiet();
+    ahead += 1;
     root.setAttribute("aria-busy", "true");
     waiting = setTimeout(() => {
       wait.textContent = "Waiting for the notebook: it is running a cell, or is busy.";
@@ -195,13 +192,16 @@ function render({ model, el }) {
     const active = root.contains(document.activeElement) ? document.activeElement : null;
     const held = active && active.dataset.key;
     for (const part of root.querySelectorAll("details")) open[part.dataset.key] = part.open;
-    quiet();
+    ahead = Math.max(0, ahead - (scene.turn - turn));
+    turn = scene.turn;
+    if (!ahead) quiet();
     root.setAttribute("aria-label", scene.title);
     title.textContent = scene.title;
     picture.innerHTML = scene.svg;
     for (const part of picture.querySelectorAll("[data-to]"))
       part.addEventListener("click", () => tell({ do: "choose", to: part.dataset.to }));
     status.textContent = scene.status;
+    call.textContent = scene.call;
     answer.dataset.kind = scene.kind;
     if (answer.textContent !== scene.answer) answer.textContent = scene.answer;
     // Who is typing is not interrupted: that part waits for the scene after the last key.
@@ -212,9 +212,11 @@ function render({ model, el }) {
     for (const part of root.querySelectorAll("details"))
       if (open[part.dataset.key]) part.open = true;
     if (!held || typing) return;
-    // In the lists the focus goes with the choice: after a move it is on the next one.
+    // In the lists the focus goes with the choice: after a move it is on the next one. A reader
+    // who is quicker than the answers stays where the last key has led.
     const chosen = root.querySelector('[role="radio"][aria-checked="true"]');
-    const same = held.startsWith("move-") ? null : root.querySelector(`[data-key="${held}"]`);
+    const stay = ahead || !held.startsWith("move-");
+    const same = stay ? root.querySelector(`[data-key="${held}"]`) : null;
     (same || chosen || root).focus({ preventScroll: true });
     if (same && caret) same.setSelectionRange(...caret);
   };

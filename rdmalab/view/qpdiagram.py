@@ -171,7 +171,7 @@ class QPDiagram:
         if _open.get(key) not in (None, self):
             _open[key].close()
         if self.panel is None:
-            self.panel = _Panel(scene=self.scene.as_dict())
+            self.panel = _Panel(scene={**self.scene.as_dict(), "turn": self._turn})
             self.panel.on_msg(self._on_message)
             shell.events.register("post_run_cell", self._after_cell)
         _open[key] = self

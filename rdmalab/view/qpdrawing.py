@@ -145,7 +145,7 @@ def draw(now: str = "", chosen: str = "") -> str:
     small = f'font-size="13" fill="{MUTED}"'
     words = (
         f'<text x="62" y="{RAIL - 9}" {small}>from any state to RESET</text>'
-        f'<text x="182" y="284" {small}>from any state but RESET to ERR</text>'
+        f'<text x="132" y="364" {small}>from any state but RESET to ERR</text>'
     )
     boxes = "".join(state_box(state, now, chosen) for state in STATES)
     return (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..hostside.qpcall import INPUTS, call, explain, inputs_of
-from ..hostside.qpstate import ATTRIBUTES, MEANING, MOVES, POSTING, REQUIRED, STATES
+from ..hostside.qpstate import ATTRIBUTES, AUTOMATIC, MEANING, MOVES, POSTING, REQUIRED, STATES
 from .qpdrawing import draw
 from .theme import adaptive
 
@@ -18,6 +18,12 @@ __all__ = ["Scene"]
 
 USUAL = {"RESET": "INIT", "INIT": "RTR", "RTR": "RTS", "RTS": "SQD", "SQD": "RTS", "ERR": "RESET"}
 LOG_LINES = 40
+FATE = {
+    "refused": "are refused",
+    "kept": "wait",
+    "done": "are carried out",
+    "flushed": "come back flushed",
+}
 CARD = {
     # an input, and the names under which cards give it
     "dgid": ("gid",),
@@ -71,7 +77,9 @@ class Scene:
         if news and before.get("found") and other:
             self.say(f"{self.name} is another queue pair now, in {self.state}.", "news")
         elif news and before.get("found") and before["state"] != self.state:
-            self.say(f"{before['state']} to {self.state}: not by this picture, by code.", "news")
+            move = before["state"], self.state
+            who = "code, or the device itself" if move in AUTOMATIC else "code"
+            self.say(f"{' to '.join(move)}: done by {who}, not from here.", "news")
         elif before and not before.get("found"):
             self.say(f"{self.name} is there, in {self.state}.", "news")
         elif news and busy:
@@ -150,7 +158,7 @@ class Scene:
             return f"No queue pair to be seen: {why}."
         posting = POSTING[self.state]
         words = f"{self.state}: {MEANING[self.state]}."
-        words += f" A receive posted now is {posting.receive}, a send is {posting.send}."
+        words += f" Receives posted now {FATE[posting.receive]}; sends {FATE[posting.send]}."
         if self.found["type"] != "RC":
             words += " (Drawn are the moves of RC.)"
         return words

@@ -103,7 +103,7 @@ def test_path_mtu_is_the_smaller_of_both_sides(scene: Scene) -> None:
 
 def test_what_code_does_is_told(scene: Scene) -> None:
     scene.seen(told("INIT"))
-    assert scene.answer == "RESET to INIT: not by this picture, by code."
+    assert scene.answer == "RESET to INIT: done by code, not from here."
     scene.seen(told("INIT"))
     assert len(scene.log) == 1, "nothing new, nothing said"
     scene.seen(told("RESET", number=18))
@@ -127,3 +127,16 @@ def test_a_datagram_queue_pair_has_its_own_attributes() -> None:
     scene.seen(told("RESET", type="UD"))
     assert "QKEY" in scene.given()
     assert "moves of RC" in scene.status()
+
+
+def test_a_device_may_move_a_queue_pair_too() -> None:
+    scene = Scene("alice", "qp")
+    for state in ("RTS", "ERR"):
+        scene.seen(told(state))
+    assert scene.answer == "RTS to ERR: done by code, or the device itself, not from here."
+
+
+def test_after_a_while_at_work_the_host_is_there_again(scene: Scene) -> None:
+    scene.busy = True
+    scene.seen(told("RESET"))
+    assert scene.answer == "alice has time again: qp is in RESET."
