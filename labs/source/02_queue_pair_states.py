@@ -390,7 +390,7 @@ print("our GID 200:", lone_way(peer["gid"], 200))
 # **What happened.** The device must know the peer's Ethernet address, so the kernel asks the network
 # for it (ARP) inside your `modify`, and waits. For bob that is quick. For an address where nobody
 # lives it gives up after a second or so with `ETIMEDOUT`: on a real network this is a peer that is
-# down, a cable, a wrong subnet. That is the one helpful errno of this lab.
+# down, a cable, a wrong subnet. For once an errno that says what is wrong.
 #
 # The other two are our own end. A link-local IPv6 GID cannot reach an IPv4 one: `EINVAL` again. A
 # row of the table that is empty: `ENODATA`. This is why Lab 00 looked the index up **by value**.
@@ -566,11 +566,11 @@ for timeout in (0, 8, 14, 20):
 
 # %% [markdown]
 # With `timeout=14` and `retry_cnt=6` a dead peer is noticed after about 7 x 67 ms, half a second.
-# That is the *least*: a device may wait up to four times as long (the specification says so), and
-# real ones round up. Two codes mean "for Two codes mean "for ever", and a program that uses them hangs when the peer
-# does: `timeout=0`, and `rnr_retry=7`. (On Soft-RoCE, against the specification, `retry_cnt=7` is a
-# third.)
-#
+# That is the *least*: by the specification a device may wait up to four times as long. Two codes mean
+# "for ever", and a program that uses them hangs when its peer dies: `timeout=0`, and `rnr_retry=7`.
+# (On Soft-RoCE, against the specification, `retry_cnt=7` is a third.)
+
+# %% [markdown]
 # ### Task 3: RTR to RTS (2 points)
 #
 # Complete `to_rts` with `timeout` 14, `retry_cnt` 6, `rnr_retry` 6, and one READ or atomic under way.
@@ -861,8 +861,8 @@ diagram
 # ## 7 What may be posted in which state
 #
 # **Predict.** For each state: will the device take a receive? A send? Will it carry them out, keep
-# them, or give them back? Fill in six rows before you run the cell. Each time the
-# queue pair has a partner in RTS, with a receive posted.
+# them, or give them back? Fill in six rows before you run the cell. Each time the queue pair has
+# a partner in RTS, with a receive posted.
 
 # %%
 # %%on alice
@@ -1168,7 +1168,7 @@ for name in PATIENTS:
 #
 # For each patient, find **the one thing** that must change in its near side, and write it into `cure`:
 # an attribute with its new value, such as `{"timeout": 14}`, or the order of the moves, such as
-# `{"order": "RESET INIT"}`. All that differs from the far side is not wrong for that.
+# `{"order": "RESET INIT"}`. Not everything that differs from the far side is wrong.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -1331,11 +1331,14 @@ listener.close()
 # %% [markdown]
 # ## On hardware
 #
-# - **The states are the same**, and so are the required attributes: the kernel's table is checked for
-#   every driver. What differs is what a driver refuses beyond it. On an Intel E810, a new queue
+# - **The states are the same**, and so are the required attributes: drivers hold a move against the same
+#   table of the kernel. What differs is what a driver refuses beyond it. On an Intel E810, a new queue
 #   pair that was moved to RESET once more then refused to go to INIT (`EINVAL`); the authors of
 #   Mooncake, a transfer engine, took that move out (pull request 721, 2025). So ask for the state,
 #   and move only when you must.
+# - **Refusals cost time**, and fast paths leave them out: NVIDIA's `post_send` (rdma-core,
+#   providers/mlx5/qp.c) looks at the operation and at the room in the queue, not at the state. A send
+#   that is posted too early need not be refused there. Know your state.
 # - **Stale completions.** NVIDIA's user-space driver takes a queue pair's completions *out* of the
 #   completion queue when it goes to RESET (`mlx5_modify_qp` calls `mlx5_cq_clean`, in rdma-core's
 #   providers/mlx5/verbs.c). Soft-RoCE leaves them, as you saw. A program must be right with both.

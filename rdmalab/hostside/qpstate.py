@@ -5,8 +5,8 @@ of attributes are those of the ``IBV_QP_*`` mask bits. Two sources:
 
 - the *specification*: InfiniBand Architecture Specification, volume 1, chapter 10.3 (states of a
   queue pair) and 11.2 (the verbs, Modify Queue Pair among them)
-- the *kernel's table*: ``qp_state_table`` in Linux' drivers/infiniband/core/verbs.c, by which every
-  driver checks a move. The part from RESET to RTS is also in ``ibv_modify_qp(3)``.
+- the *kernel's table*: ``qp_state_table`` in Linux' drivers/infiniband/core/verbs.c, against
+  which drivers hold a move. The part from RESET to RTS is also in ``ibv_modify_qp(3)``.
 
 ``MOVES`` is the kernel's table for RC. Where it, or Soft-RoCE, is not what the specification says,
 ``DIFFERENCES`` says so, each once; tests/fabric/test_qpstate.py holds all of it against a device.
