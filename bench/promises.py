@@ -169,6 +169,31 @@ def kernel_of(lab: Lab, name: str) -> dict[str, Any]:
     return next(host["kernel"] for host in lab.state.hosts if host["name"] == name)
 
 
+def latency() -> list[Promise]:
+    """Our latency loops beside perftest and sockperf: what ``rdmalab bench`` reports.
+
+    Its ratio is the median of ratios that were taken in turn; ours is that many times theirs.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "rdmalab", "bench", "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    return [
+        Promise(
+            f"{row['operation']} in Python, by {row['tool']}",
+            row["ratio"] * row["theirs"]["p50"],
+            row["theirs"]["p50"],
+            row["limit"],
+            "us",
+        )
+        for row in json.loads(done.stdout)["rows"]
+        if row["limit"] is not None
+    ]
+
+
 def sizes(skip_build: bool) -> list[Promise]:
     """The image: its size, and the time that it takes to build."""
     from rdmalab.image import find_image
@@ -217,7 +242,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rdmalab-bench-", dir="/tmp") as folder:
         os.environ["RDMALAB_RUNTIME_DIR"] = folder
-        rows = [*sizes(args.skip_build), *starts(), imports()]
+        rows = [*sizes(args.skip_build), *starts(), imports(), *latency()]
         subprocess.run([sys.executable, "-m", "rdmalab", "down", "--all"], capture_output=True)
     if args.json:
         document = [{**row.__dict__, "ratio": row.ratio, "kept": row.kept} for row in rows]
