@@ -62,7 +62,7 @@ def test_four_kinds_from_one_byte_to_64_kib(lab: rdmalab.Lab, ask: Callable[[str
     got = lab.alice.get("got")
     assert len(got) == len(KINDS) * len(sizes)
     for kind, (count, least) in got.items():
-        assert 20 <= count <= 30 and least > 0, kind
+        assert 10 <= count <= 30 and least > 0, kind
 
 
 def test_b17_the_reference_ping_pong_never_meets_a_receiver_that_is_not_ready(
@@ -71,7 +71,7 @@ def test_b17_the_reference_ping_pong_never_meets_a_receiver_that_is_not_ready(
     """2000 rounds, however long they take; both devices' counters stay as they were."""
     before = rnr(lab, "alice") + rnr(lab, "bob")
     ask("count = len(session.run('send', rounds=2000, at_most_s=60))")
-    assert lab.alice.get("count") >= 20
+    assert lab.alice.get("count") >= 10
     assert rnr(lab, "alice") + rnr(lab, "bob") == before
 
 
@@ -80,7 +80,7 @@ def test_a_slow_machine_gets_fewer_rounds_and_not_a_longer_wait(
 ) -> None:
     """B52: with no time at all, the least number of rounds is run."""
     ask("count = len(session.run('send', rounds=5000, at_most_s=0))")
-    assert lab.alice.get("count") == 20
+    assert lab.alice.get("count") == 10
 
 
 def test_the_other_side_of_a_read_sleeps(lab: rdmalab.Lab, ask: Callable[[str], None]) -> None:
