@@ -154,7 +154,7 @@ class Report:
 
 def measure(lab: Lab, say: Callable[[str], None]) -> Report:
     """Measure between alice and bob of a lab, whose kernels are idle."""
-    job = lab.bob.start("from rdmalab import measure\nmeasure.server(idle_s=60)")
+    job = lab.bob.start("from rdmalab import measure\nserved = measure.server(idle_s=60)")
     alice = lab.alice.kernel
     try:
         alice.run(HOST_CODE)
