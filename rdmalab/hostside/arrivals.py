@@ -36,6 +36,7 @@ class Arrivals:
     ) -> None:
         self.cqs, self.channels, self.files, self.ledger = cqs, channels, files, ledger
         self.ready: dict[str, deque[Completion]] = {name: deque() for name in cqs}
+        self.first_failure: Completion | None = None  # since the connection began
 
     # ------------------------------------------------------------ waiting
 
@@ -179,7 +180,9 @@ class Arrivals:
             backlog.clear()
         cause = next((completion for completion in bad if not completion.flushed), bad[0])
         flushed = [completion for completion in bad if completion is not cause]
-        return CompletionError(reasons.failed(cause, flushed, look()), cause, flushed, good)
+        text = reasons.failed(cause, flushed, look(), self.first_failure)
+        self.first_failure = self.first_failure or cause
+        return CompletionError(text, cause, flushed, good)
 
     def drop(self) -> None:
         """Take out and forget whatever is left: the queue pair has been reset."""
@@ -187,6 +190,7 @@ class Arrivals:
         for backlog in self.ready.values():
             backlog.clear()
         self.ledger.forget()
+        self.first_failure = None
 
 
 # ---------------------------------------------------------------- events

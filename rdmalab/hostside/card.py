@@ -136,8 +136,8 @@ def fit(mine: Card, peer: Card) -> Fit:
     kinds = kind_of(mine.gid), kind_of(peer.gid)
     if kinds[0] != kinds[1]:
         raise CardError(
-            f"the two GIDs are of different kinds: {mine.name} has {mine.gid} ({kinds[0]}),"
-            f" {peer.name} has {peer.gid} ({kinds[1]}). No packet can have both as source and"
+            f"the two GIDs are of different kinds: this endpoint has {mine.gid} ({kinds[0]}), its"
+            f" peer on {peer.name} {peer.gid} ({kinds[1]}). No packet can have both as source and"
             " destination. On RoCE, use the IPv4-mapped GID on both sides: rdmalab.here.gid_index"
             " is its row in the GID table at this moment."
         )

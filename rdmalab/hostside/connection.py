@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, ip_address
 from typing import Any, Self
 
 import pyverbs.enums as e
@@ -17,13 +17,23 @@ from .arrivals import Arrivals, event_files, event_names
 from .card import Card, Fit, Meeting, fit
 from .ledger import Ledger
 from .memory import Buffer, register
-from .mishaps import CardError, EndpointError, ResourceError
+from .mishaps import BringUpError, CardError, EndpointError, ResourceError
 
 __all__ = ["Connection"]
 
 REMOTE = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
 ALL_ACCESS = "local_write remote_write remote_read remote_atomic"
 PAGE = 4096
+
+
+def address_of(peer: str) -> str:
+    """The address of a host that is given by name or address."""
+    address = here.peers.get(peer, peer)
+    try:
+        return str(ip_address(address))
+    except ValueError:
+        known = ", ".join(here.peers)
+        raise CardError(f"there is no host {peer!r} in this lab; there are: {known}") from None
 
 
 class Connection:
@@ -206,8 +216,8 @@ class Connection:
 
         Both sides call it, in either order. When it returns, both queue pairs are ready.
         """
-        address = here.peers.get(peer, peer)
-        with Meeting(here.ip, address, deadline_s=deadline_s) as meeting:
+        self._check_free()
+        with Meeting(here.ip, address_of(peer), deadline_s=deadline_s) as meeting:
             card = Card.from_dict(meeting.swap(self.card.as_dict()))
             try:
                 self.connect_card(card)
@@ -221,6 +231,7 @@ class Connection:
 
     def connect_card(self, card: Card | dict[str, Any]) -> None:
         """Bring the queue pair up to RTS with the peer's card, which came some other way."""
+        self._check_free()
         peer = Card.from_dict(card)
         agreed = fit(self.card, peer)
         if self.state == "RESET":
@@ -228,6 +239,14 @@ class Connection:
         bringup.to_rtr(self.qp, peer, agreed, self.gid_index, self.min_rnr_timer)
         bringup.to_rts(self.qp, self.psn, agreed, self.timeout, self.retry_cnt, self.rnr_retry)
         self.peer, self.agreed = peer, agreed
+
+    def _check_free(self) -> None:
+        state = self.state
+        if state not in ("RESET", "INIT"):
+            whose = f", and its peer is {self.peer.name}" if self.peer else ""
+            raise BringUpError(
+                f"This endpoint is in {state}{whose}. To connect it anew, reset() it first."
+            )
 
     def to_init(self) -> None:
         """RESET to INIT, where receives may be posted before anybody can send.

@@ -86,6 +86,7 @@ PIECES: tuple[Any, ...] = (
 HINTS = (
     (r"modify\(qp, attr, mask\)", "qp.modify(attr, mask)"),
     (r"\) -> [^:]*:\n", "):\n"),
+    (r"(\w+): float = ", r"\1="),
     (r"(\w+): (?:Any|int|float|Card \| None|Card|Fit|Order|Callable\S* Card\])", r"\1"),
 )
 

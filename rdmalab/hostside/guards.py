@@ -33,6 +33,7 @@ import pyverbs.wr
 from pyverbs.pyverbs_error import PyverbsUserError
 
 from . import orphans
+from .mishaps import OwnLines
 
 __all__ = ["GUARDED", "WouldCrash", "install", "raw"]
 
@@ -52,7 +53,7 @@ raw_post_send = pyverbs.qp.QP.post_send
 STILL_FINE = {"close", "set_log_level"}  # on a closed object
 
 
-class WouldCrash(PyverbsUserError):
+class WouldCrash(OwnLines, PyverbsUserError):
     """libibverbs would have crashed here, and this host's kernel with it."""
 
 

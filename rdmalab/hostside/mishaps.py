@@ -17,6 +17,7 @@ and where to look next.
 from __future__ import annotations
 
 import traceback
+from types import TracebackType
 from typing import Any
 
 __all__ = [
@@ -24,18 +25,17 @@ __all__ = [
     "CardError",
     "CompletionError",
     "EndpointError",
+    "OwnLines",
     "PostError",
     "ResourceError",
     "WaitTimeout",
 ]
 
 
-class EndpointError(RuntimeError):
-    """Base of all errors of :mod:`rdmalab.verbs`. ``errno`` is the kernel's answer, or None."""
+class OwnLines:
+    """An error that a notebook shows with the learner's own lines on the way to it, and no more."""
 
-    def __init__(self, text: str, errno: int | None = None) -> None:
-        super().__init__(text)
-        self.errno = errno
+    __traceback__: TracebackType | None
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the learner's own lines on the way here, then the text."""
@@ -45,6 +45,14 @@ class EndpointError(RuntimeError):
             if "/ipykernel_" in frame.filename
         ]
         return [*own, f"{type(self).__name__}: {self}"]
+
+
+class EndpointError(OwnLines, RuntimeError):
+    """Base of all errors of :mod:`rdmalab.verbs`. ``errno`` is the kernel's answer, or None."""
+
+    def __init__(self, text: str, errno: int | None = None) -> None:
+        super().__init__(text)
+        self.errno = errno
 
 
 class CardError(EndpointError):

@@ -30,13 +30,15 @@ class Situation(NamedTuple):
     events: tuple[str, ...] = ()
 
 
-def failed(cause: Completion, flushed: list[Completion], now: Situation) -> str:
-    """The text of a :class:`~rdmalab.mishaps.CompletionError`."""
+def failed(
+    cause: Completion, flushed: list[Completion], now: Situation, earlier: Completion | None = None
+) -> str:
+    """The text of a CompletionError. ``earlier``: the first failure since the connection began."""
     text = f"{cause.operation} (wr_id {cause.wr_id}) failed.\n{explain(cause.status)}"
     if flushed:
         text += f"\n+{len(flushed)} flushed because of it: {_list_completions(flushed)}."
     if cause.flushed:
-        text += f"\n{_why_only_flushes(cause, now)}"
+        text += f"\n{_why_only_flushes(cause, now, earlier)}"
     if now.state == "ERR":
         text += "\nThe queue pair is in ERR and flushes whatever is posted: reset(), then connect."
     else:
@@ -44,23 +46,25 @@ def failed(cause: Completion, flushed: list[Completion], now: Situation) -> str:
     return text
 
 
-def _why_only_flushes(cause: Completion, now: Situation) -> str:
+def _why_only_flushes(cause: Completion, now: Situation, earlier: Completion | None) -> str:
     """Nothing but flushes: where the cause may be."""
+    if earlier is not None:
+        what = f"{earlier.operation} (wr_id {earlier.wr_id})"
+        return f"The cause came earlier: {what} ended with {earlier.status}."
     if "IBV_EVENT_QP_ACCESS_ERR" in now.events:
         return (
             "No completion here tells the cause, but the device does (IBV_EVENT_QP_ACCESS_ERR): it"
             f" refused a request of {now.peer}, for its key, address or rights, and stopped. The"
             f" completion on {now.peer} says IBV_WC_REM_ACCESS_ERR."
         )
-    text = "Only flushes came, so the cause is elsewhere: "
     if cause.queue == "recv":
-        return text + (
-            f"a refused request of {now.peer}'s (see the completion there), or somebody moved this"
-            " queue pair to ERR."
+        return (
+            "Only flushes came, so the cause is not on this side: a refused request of"
+            f" {now.peer}'s (see the completion there), or somebody moved this queue pair to ERR."
         )
-    return text + (
-        "in this very order (its lkey, its bytes, the link, the path MTU: Soft-RoCE says no more),"
-        " or somebody moved this queue pair to ERR."
+    return (
+        "Only flushes came: either this very order is at fault (see above what Soft-RoCE says so"
+        " for), or somebody moved this queue pair to ERR."
     )
 
 
@@ -114,6 +118,7 @@ def _likely_send(waiting: list[Order], now: Situation) -> Iterator[str]:
             f"no receive posted on the peer ({now.peer}): with rnr_retry=7 the device tries again"
             " for ever, and never tells. post_recv there; or choose rnr_retry below 7."
         )
+        return
     answered = [o for o in waiting if o.operation.startswith(("RDMA_READ", "ATOMIC"))]
     if answered and now.reads == 0:
         yield (

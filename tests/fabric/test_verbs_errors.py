@@ -163,6 +163,15 @@ def test_b25_read_depth_is_the_smaller_and_all_reads_succeed(shared_lab: rdmalab
     assert value(shared_lab.alice, "ep.buffer[0:16]") == bytes(range(16))
 
 
+def test_a_peer_that_does_not_come_or_does_not_exist_is_named(hand: rdmalab.Lab) -> None:
+    text = text_of(hand.alice, "ep.connect('carol')", "CardError")
+    assert "no host 'carol'" in text and "alice, bob" in text
+    text = text_of(hand.alice, "ep.connect('bob', deadline_s=0.5)", "CardError")
+    assert "10.0.0.2" in text and "has it called connect()" in text
+    text = text_of(hand.alice, "ep.connect('alice')", "CardError")
+    assert "connect_card" in text
+
+
 # ---------------------------------------------------------------- memory and queues
 
 
@@ -317,6 +326,9 @@ def test_b19_the_first_real_cause_comes_before_the_flushes(pair: rdmalab.Lab) ->
     flushed = value(alice, "[c.operation for c in caught.flushed]")
     assert flushed == ["RDMA_WRITE"] * 4 + ["RDMA_READ"]
     assert value(alice, "ep.state") == "ERR" and "reset(), then connect" in text
+    after = text_of(alice, "ep.write(b'and another', 0)", "CompletionError")
+    assert f"came earlier: RDMA_WRITE (wr_id {bad}) ended with IBV_WC_REM_ACCESS_ERR" in after
+    assert "reset() it first" in text_of(alice, "ep.connect('bob')", "BringUpError")
     job = pair.bob.start("ep.reset(); ep.connect('alice')", timeout_s=30)
     alice.run("ep.reset(); ep.connect('bob')")
     job.result()

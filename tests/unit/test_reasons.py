@@ -76,3 +76,10 @@ def test_b19_nothing_but_flushes_points_elsewhere() -> None:
     assert "somebody moved this queue pair" in failed(flush, [], now(state="ERR"))
     told = failed(flush, [], now(state="ERR", events=("IBV_EVENT_QP_ACCESS_ERR",)))
     assert "refused a request of bob" in told
+
+
+def test_b19_what_is_posted_afterwards_points_back_at_the_first_failure() -> None:
+    flush = Completion(9, "SEND", "IBV_WC_WR_FLUSH_ERR")
+    first = Completion(7, "RDMA_WRITE", "IBV_WC_REM_ACCESS_ERR")
+    text = failed(flush, [], now(state="ERR"), first)
+    assert "came earlier: RDMA_WRITE (wr_id 7) ended with IBV_WC_REM_ACCESS_ERR" in text
