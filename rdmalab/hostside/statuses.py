@@ -81,8 +81,8 @@ _ALL = (
         " specification also a message longer than the receive, or an atomic on an address that"
         " is no multiple of 8",
         look="the peer's qp_access_flags, max_dest_rd_atomic and path_mtu",
-        soft_roce="a message longer than the receive is REM_OP_ERR; post_send refuses"
-        " an atomic on an odd address with EINVAL before anything is sent",
+        soft_roce="says REM_OP_ERR for a message longer than the receive; and post_send refuses an"
+        " atomic on an address that is no multiple of 8 with EINVAL, before anything is sent",
     ),
     Status(
         *(10, "REM_ACCESS_ERR", "the responder says: not with this key, not there, not so"),
@@ -115,7 +115,6 @@ _ALL = (
         cause="the peer posts its receive too late, or too few of them",
         look="does the peer post a receive before the send? Raise rnr_retry, or min_rnr_timer"
         " on the peer",
-        soft_roce="",
     ),
     Status(14, "LOC_RDD_VIOL_ERR", "the queue pair's reliable datagram domain is wrong", _NOT_RC),
     Status(15, "REM_INV_RD_REQ_ERR", "the responder refused a reliable datagram", _NOT_RC),
@@ -140,7 +139,7 @@ _ALL = (
         *(21, "GENERAL_ERR", "some other transport error"),
         cause="anything that has no status of its own",
         look="dmesg, and vendor_err in the card's manual",
-        soft_roce="vendor_err is always 0",
+        soft_roce="leaves vendor_err at 0, always",
     ),
     Status(
         *(22, "TM_ERR", "a tag-matching operation failed"),
