@@ -202,14 +202,14 @@ TRIES = [
         ["", LATE],
         {
             "wake-first": "When alice wrote, bob had no receive posted",
-            "wake-next": "bob had no receive posted for it",
+            "wake-next": "When the next message came, bob had no receive posted",
         },
     ),
     Attempt(
         "wake",
         "one receive for all messages",
         ["ep.post_recv(4 * SLOT, 64)", ONCE],
-        {"wake-next": "bob had no receive posted for it"},
+        {"wake-next": "When the next message came, bob had no receive posted"},
     ),
     Attempt(
         "wake",
@@ -477,6 +477,8 @@ def test_only_being_told_costs_the_target_b52(done: NotebookNode) -> None:
             assert costs[told][2] > 4 * cpu_ms, (told, silent)
             assert costs[told][3] > 4 * switches, (told, silent)
             assert costs[told][4] > 4 * calls, (told, silent)
+    sent, told_of = (costs[kind][2] for kind in TWO_SIDED)
+    assert 0.2 < sent / told_of < 5
     for used in costs.values():
         assert 2000 <= used[1] < 2400  # one write() for each post_send
 
@@ -486,7 +488,7 @@ def test_a_buffer_is_the_devices_until_the_completion(done: NotebookNode) -> Non
     assert "bob reads: b'pay bob 1000'" in text
     overwritten = re.search(r"overwritten at once: (\d+) of 100", text)
     assert overwritten and int(overwritten[1]) > 0
-    assert re.search(r"the same, inline:\s+0 of 100", text)
+    assert re.search(r"the same, inline: 0 of 100", text)
 
 
 def test_who_looks_while_a_write_arrives_gets_a_torn_copy_b38(done: NotebookNode) -> None:
