@@ -23,7 +23,7 @@ ROWS_MAX = 80
 # Sizes in pixels: legible from the back of a room.
 BOLD, CHAR, SMALL_CHAR = 10.0, 8.0, 7.3  # at least a character's mean width, 15 and 13 pixels high
 TIME_WIDTH, SPAN_MIN, EDGE = 74, 430, 20
-HEAD, CALL_LINE, CALL_CHARS = 58, 18, 30
+HEAD, CALL_LINE, CALL_CHARS = 58, 18, 26
 SLANT = 8  # an arrow falls a little: a packet takes time
 STYLE = """
 .rl-bg{fill:var(--jp-layout-color0,#fff)}
@@ -99,9 +99,9 @@ class Drawing:
         self.number = next(_numbers)
         self.parts: list[str] = []
         hosts = ladder.hosts or [""]
-        texts = [len(row.label) * BOLD + len(row.figures) * CHAR for row in ladder.rows]
-        texts += [len(row.details) * SMALL_CHAR for row in ladder.rows]
-        span = max([SPAN_MIN, *(width + 60 for width in texts)])
+        texts = [len(row.label) * BOLD for row in ladder.rows]
+        texts += [len(line) * SMALL_CHAR for row in ladder.rows for line in below(row)]
+        span = max([SPAN_MIN, *(width + 50 for width in texts)])
         first_x = EDGE + TIME_WIDTH + self.room_for_calls(hosts[0])
         self.xs = {name: first_x + at * span for at, name in enumerate(hosts)}
         self.last_x = first_x + (len(hosts) - 1) * span
@@ -161,7 +161,7 @@ class Drawing:
         self.time(row)
         nak = "rl-on" if row.packets[0].is_nak else ""
         if nak:  # the colours swapped, so that a refusal stands out
-            width = len(row.label) * BOLD + len(row.figures) * CHAR + 44
+            width = len(row.label) * BOLD + len(behind(row)) * CHAR + 44
             self.parts.append(
                 f'<rect class="rl-fill" x="{middle - width / 2:.0f}" y="{self.y - 16:.0f}"'
                 f' width="{width:.0f}" height="21" rx="4"/>'
@@ -169,13 +169,13 @@ class Drawing:
         self.parts.append(
             f'<text class="rl-t {nak}" x="{middle:.0f}" y="{self.y:.0f}" text-anchor="middle">'
             f'<tspan class="rl-b">{escape(row.label)}</tspan>'
-            f'<tspan dx="10">{escape(row.figures)}</tspan></text>'
+            f'<tspan dx="10">{escape(behind(row))}</tspan></text>'
         )
         self.parts.append(arrow(row, start, end, self.y + 7))
         self.y += 7 + SLANT
-        if row.details:
-            self.y += 14
-            self.write(middle, self.y, row.details, "rl-s", "middle")
+        for line in below(row):
+            self.y += 15
+            self.write(middle, self.y, line, "rl-s", "middle")
 
     def call(self, row: Row) -> None:
         """A box beside the host's line with the call's text, joined to the line by a dot."""
@@ -203,6 +203,17 @@ class Drawing:
         self.y += 30
         middle = (min(self.xs.values()) + self.last_x) / 2
         self.write(middle, self.y, f"\u22ee  {row.label}  \u22ee", "rl-s", "middle")
+
+
+def behind(row: Row) -> str:
+    """The figures that stand behind a label, if there is room for them."""
+    width = len(row.label) * BOLD + len(row.figures) * CHAR
+    return row.figures if width <= SPAN_MIN - 20 else ""
+
+
+def below(row: Row) -> list[str]:
+    """What stands below an arrow: figures that have no room above, what further headers say."""
+    return [text for text in ("" if behind(row) else row.figures, row.details) if text]
 
 
 def arrow(row: Row, start: float, end: float, y: float) -> str:
