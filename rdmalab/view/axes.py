@@ -19,6 +19,7 @@ __all__ = ["Scale", "diagram", "legend"]
 
 INCHES = (9.0, 4.6)
 FONT = 13  # points, of a picture 9 inches wide: readable from the last row at 1280 x 720
+ABOVE, BELOW, ROW = 0.87, 0.69, 0.34  # inches: for the title, the x axis, a named row
 ROOM = 1.12  # of a logarithmic axis beyond the first and the last value
 
 
@@ -69,11 +70,15 @@ class Scale:
 
 
 def diagram(
-    title: str, x_words: str, y_words: str, *, legend_room: bool = True
+    title: str, x_words: str, y_words: str, *, legend_room: bool = True, rows: int = 0
 ) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; room for a legend at its right."""
-    figure = Figure(figsize=INCHES)
-    axes = figure.add_axes((0.12, 0.15, 0.53 if legend_room else 0.84, 0.66))
+    """A figure with one pair of axes; room for a legend at its right, and for many ``rows``."""
+    width = INCHES[0]
+    above = ABOVE if y_words else ABOVE - ROW
+    height = max(INCHES[1], BELOW + above + ROW * rows)
+    figure = Figure(figsize=(width, height))
+    part = 0.53 if legend_room else 0.84
+    axes = figure.add_axes((0.12, BELOW / height, part, 1 - (BELOW + above) / height))
     axes.set_facecolor("none")
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -81,8 +86,8 @@ def diagram(
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(MUTED)
     axes.tick_params(colors=MUTED, labelcolor=TEXT, labelsize=FONT - 1, length=4)
-    figure.text(0.02, 0.94, title, color=TEXT, fontsize=FONT + 2, fontweight="bold")
-    figure.text(0.02, 0.86, y_words, color=TEXT, fontsize=FONT - 1)
+    figure.text(0.02, 1 - 0.28 / height, title, color=TEXT, fontsize=FONT + 2, fontweight="bold")
+    figure.text(0.02, 1 - 0.64 / height, y_words, color=TEXT, fontsize=FONT - 1)
     axes.set_xlabel(x_words, color=TEXT, fontsize=FONT - 1)
     return figure, axes
 

@@ -53,7 +53,9 @@ def bars(
     scale = Scale(label or title, unit, log=False)
     parts = {name: parts_of(name, value, scale) for name, value in data.items()}
     kinds = list(dict.fromkeys(kind for row in parts.values() for kind in row))
-    figure, axes = diagram(title or label, label if title else "", "", legend_room=len(kinds) > 1)
+    figure, axes = diagram(
+        title or label, label if title else "", "", legend_room=len(kinds) > 1, rows=len(data)
+    )
     starts = np.zeros(len(parts))
     handles = []
     for number, kind in enumerate(kinds):
@@ -131,7 +133,13 @@ def ranges(
     if not data:
         raise UsageError("There is nothing to draw: the dict of data is empty.")
     scale = Scale(label or title, unit)
-    figure, axes = diagram(title or label, scale.words(), "", legend_room=False)
+    figure, axes = diagram(
+        title or label,
+        scale.words() if title else "log scale",
+        "filled squares: measured here; hollow circles: published" if own else "",
+        legend_room=False,
+        rows=len(data),
+    )
     spans = {
         name: scale.checked(np.atleast_1d(np.asarray(value, dtype=float)).tolist(), name)
         for name, value in data.items()
@@ -143,7 +151,9 @@ def ranges(
     for row, (name, at) in enumerate(spans.items()):
         span(axes, row, (float(at.min()), float(at.max())), words[name], own=name in own)
     everything = np.concatenate(list(spans.values()))
-    scale.apply(axes, "x", np.append(everything, everything.max() * 3))  # and room for the words
+    scale.apply(
+        axes, "x", np.append(everything, [everything.max() * 3, everything.min() / 1.2])
+    )  # and room for the words
     named_rows(axes, list(data))
     said = "; ".join(
         f"{name}{' (measured here)' if name in own else ''}: {text}" for name, text in words.items()

@@ -32,8 +32,6 @@ def size_text(size_bytes: float) -> str:
 
 def time_text(time_us: float) -> str:
     """Microseconds in the unit that suits them: ``850 ns``, ``84 µs``, ``1.5 ms``, ``2 s``."""
-    if time_us == 0:
-        return "0 µs"
     fitting = (entry for entry in TIMES_US if abs(time_us) >= entry[1] * 0.9995)
     unit, factor = next(fitting, TIMES_US[-1])
     return f"{significant(time_us / factor)} {unit}"
@@ -43,9 +41,9 @@ def quantity(value: float, unit: str = "") -> str:
     """A value with its unit: ``B`` and the times are scaled, ``""`` is a plain number."""
     if unit == "B":
         return size_text(value)
-    if unit in MICROSECONDS:
+    if unit in MICROSECONDS and value:
         return time_text(value * MICROSECONDS[unit])
-    return f"{significant(value)} {unit}".rstrip()
+    return f"{significant(value)} {'µs' if unit == 'us' else unit}".rstrip()
 
 
 def log_ticks(low: float, high: float, unit: str = "") -> list[float]:

@@ -35,7 +35,8 @@ every_lab = pytest.mark.parametrize(
     "name", [FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in LATER)]
 )
 # What may stand for a picture in an output; the drawings of the text are images.
-DRAWN = ".jp-OutputArea-output :is(svg, img, table)"
+# A live widget's static picture is hidden beside it.
+DRAWN = ".jp-OutputArea-output :is(svg, img, table):not(.rdmalab-static *)"
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ def outputs(notebook: NotebookNode) -> list[NotebookNode]:
 
 def drawn_by_the_lab(notebook: NotebookNode) -> list[str]:
     """The lab's own pictures and tables among its outputs, as HTML."""
-    pages = [output.get("data", {}).get("text/html", "") for output in outputs(notebook)]
-    return ["".join(page) for page in pages if "<svg" in "".join(page) or "<table" in "".join(page)]
+    pages = ["".join(one.get("data", {}).get("text/html", "")) for one in outputs(notebook)]
+    return [page for page in pages if re.search("<svg|<table", page)]
 
 
 def ran_without_an_error(notebook: NotebookNode) -> None:
@@ -85,6 +86,7 @@ def test_a_lab_runs_and_shows_its_pictures(
         notebook = saved(page, file)
         ran_without_an_error(notebook)
     assert "rxe_alice" in json.dumps(outputs(notebook))
+    open_notebook(page, jupyterlab, f"solved/{name}.ipynb")  # as it was saved, all of it
     for look in THEMES:
         theme(page, look)
         drawings_of_the_text_are_there(page, notebook)
@@ -106,9 +108,10 @@ def drawings_of_the_text_are_there(page: Page, notebook: NotebookNode) -> None:
 
 def pictures_stand_out(page: Page, notebook: NotebookNode, look: str) -> None:
     """The lab's own pictures are in the page, described, and their text has the page's contrast."""
-    shown = [part for part in page.locator(DRAWN).all() if part.is_visible()]
-    assert len(shown) >= len(drawn_by_the_lab(notebook))
-    for part in shown:
+    wanted = len(drawn_by_the_lab(notebook))
+    expect(page.locator(DRAWN).nth(wanted - 1)).to_be_attached()
+    for part in page.locator(DRAWN).all():
+        show(page, part)
         box = part.bounding_box()
         assert box
         assert box["width"] > 100
@@ -116,6 +119,9 @@ def pictures_stand_out(page: Page, notebook: NotebookNode, look: str) -> None:
             assert part.get_attribute("aria-label") or part.locator("title, desc").count()
             assert box["width"] < PROJECTOR["width"]
             readable(part, look)
+        for ground in part.locator(".rl-bg").all():  # a ladder stands on the page's own ground
+            ink = ground.evaluate("e => getComputedStyle(e).fill")
+            assert (max(map(int, re.findall(r"\d+", ink)[:3])) > 128) == (look == "Light"), ink
 
 
 def readable(part: Locator, look: str) -> None:

@@ -21,6 +21,7 @@ from rdmalab.view.quantity import TICKS, log_ticks, quantity
         (65536, "B", "64 KiB"),
         (64 << 20, "B", "64 MiB"),
         (0, "us", "0 µs"),
+        (0, "ms", "0 ms"),
         (0.85, "us", "850 ns"),
         (84, "us", "84 µs"),
         (84.26, "us", "84.3 µs"),
