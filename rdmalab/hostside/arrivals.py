@@ -211,8 +211,9 @@ def event_files() -> set[int]:
 def event_names(ctx: Any, file: int) -> list[str]:
     """The device's events that have not been read yet; never waits."""
     names = []
+    read = ctx.get_async_event  # of an open context: a closed one's descriptor may be another's now
     while select.select([file], [], [], 0)[0]:
-        event = ctx.get_async_event()
+        event = read()
         names.append(e.ibv_event_type(event.event_type).name)
         event.ack()  # or closing the object that it tells of would wait for it
     return names

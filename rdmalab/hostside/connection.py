@@ -24,6 +24,7 @@ __all__ = ["Connection"]
 REMOTE = e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
 ALL_ACCESS = "local_write remote_write remote_read remote_atomic"
 PAGE = 4096
+OBJECTS = ("qp", "scratch_mr", "mr", "scq", "rcq", "pd", "ctx")
 
 
 def address_of(peer: str) -> str:
@@ -34,6 +35,13 @@ def address_of(peer: str) -> str:
     except ValueError:
         known = ", ".join(here.peers)
         raise CardError(f"there is no host {peer!r} in this lab; there are: {known}") from None
+
+
+class Closed:
+    """What stands for each object of an endpoint that is closed: any use of it says so."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise EndpointError("This endpoint is closed. Open a new one: ep = Endpoint(...).")
 
 
 class Connection:
@@ -139,7 +147,7 @@ class Connection:
             if max_inline > most:
                 text += (
                     f"\n  max_inline is {max_inline} bytes, and this device grants {most} at most"
-                    f" (tried just now; no verb tells it). Use max_inline={most} or less."
+                    f" (found by trying; no verb tells it). Use max_inline={most} or less."
                 )
             raise ResourceError(text, number) from None
 
@@ -164,9 +172,13 @@ class Connection:
             self.close()
 
     def close(self) -> None:
-        """Close what was opened, the last first."""
+        """Close what was opened, the last first. What is in ``ep.buffer`` can still be read."""
         while self._opened:
             self._opened.pop().close()
+        for name in OBJECTS:
+            setattr(self, name, Closed())
+        if hasattr(self, "arrivals"):
+            self.arrivals.cqs = dict.fromkeys(self.arrivals.cqs, Closed())
 
     # ------------------------------------------------------------ how things stand
 

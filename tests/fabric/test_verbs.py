@@ -65,6 +65,13 @@ def test_what_was_posted_before_is_not_lost_to_a_helper(pair: rdmalab.Lab) -> No
     assert value(pair.alice, "[c.wr_id for c in ep.wait(2)] == [first, second]")
 
 
+def test_a_closed_endpoint_says_so_and_keeps_its_bytes(pair: rdmalab.Lab) -> None:
+    pair.alice.run("ep.write(b'x', 0); ep.buffer[0:4] = b'kept'; ep.close(); ep.close()")
+    for code in ("ep.state", "ep.post_write(0, 1, 0)", "ep.wait()", "ep.card", "ep.events"):
+        assert "endpoint is closed" in text_of(pair.alice, code, "EndpointError"), code
+    assert value(pair.alice, "ep.buffer[0:4]") == b"kept"
+
+
 def test_the_card_may_come_another_way(shared_lab: rdmalab.Lab) -> None:
     """Two endpoints of one host, whose cards a variable carries; and a card as JSON."""
     shared_lab.alice.run(
