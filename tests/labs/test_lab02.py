@@ -10,6 +10,7 @@ import pytest
 from nbformat import NotebookNode
 
 import rdmalab
+from rdmalab.errors import HostDied
 
 from .learner import (
     Attempt,
@@ -388,5 +389,6 @@ def test_it_runs_again_after_a_hosts_kernel_was_killed_in_the_middle(
     last = next(n for n, cell in enumerate(half.cells) if cell.id == "recover")
     half.cells = half.cells[:last]
     assert errors(run(half, tmp_path)) == {}
-    rdmalab.up(lab=hosts)[victim].run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(HostDied):
+        rdmalab.up(lab=hosts)[victim].run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert_solved(run(solved(NAME), tmp_path))
