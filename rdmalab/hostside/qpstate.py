@@ -210,11 +210,35 @@ DIFFERENCES = {
         "they stay until the next post_send, which starts them all",
         "post once more after the pause",
     ),
+    "drained-unasked": Difference(
+        "the event SQ_DRAINED",
+        "comes when the move to SQD has asked for it, with EN_SQD_ASYNC_NOTIFY",
+        "always comes",
+        "take it from the events in any case",
+    ),
+    "comm-est": Difference(
+        "the event COMM_EST",
+        "tells of the first packet that reaches a queue pair in RTR",
+        "never comes",
+        "learn of the peer from a completion, or over another channel",
+    ),
+    "sqe": Difference(
+        "a failed send on UC or UD",
+        "leads to SQE, where receiving goes on",
+        "leads to ERR, as on RC; no queue pair is ever in SQE",
+        "handle ERR, and on a card SQE as well",
+    ),
     "recv-in-err": Difference(
         "a receive posted in ERR",
         "comes back flushed",
         "is kept, silently, until a send is posted or the queue pair moves to ERR once more",
         "to flush, move to ERR after the last post_recv",
+    ),
+    "no-state-bit": Difference(
+        "modify without STATE",
+        "takes the attributes that may change in the state",
+        "takes others, too, unchecked: TIMEOUT in RESET, for example",
+        "set STATE always, to the state that it is in if no other is wanted",
     ),
     "values": Difference(
         "values out of range",

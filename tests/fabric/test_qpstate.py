@@ -326,7 +326,7 @@ with new() as peer, new() as qp:
     post_send(qp, 3)
     after_post = drain(scq, 1.0) + drain(scq, 0.3)
 """)
-    assert alice.get("drained") == ["SQ_DRAINED"]
+    assert alice.get("drained") == ["SQ_DRAINED"], f"unasked: {DIFFERENCES['drained-unasked'].here}"
     assert alice.get("held") == []
     assert alice.get("after_move") == [], f"gone: {DIFFERENCES['sqd-holds-on'].here}"
     assert alice.get("after_post") == [[2, "SUCCESS"], [3, "SUCCESS"]]
@@ -435,6 +435,37 @@ for name, gid, index in (
     }
     assert [shown for _, shown, _ in found.values()] == ["RTR", *["INIT"] * 4]
     assert found["nobody"][2] < 15  # the kernel asks by ARP, and gives up
+
+
+def test_events_of_states_and_failures_of_unreliable_queue_pairs(alice: rdmalab.Host) -> None:
+    """Three more points in which Soft-RoCE is not the specification's."""
+    alice.run("""
+events(0.0)
+with new() as peer, new() as qp:
+    bring(peer, "RTR", qp), bring(qp, "RTS", peer)
+    post_recv(peer, 70), post_send(qp)
+    first_packet = [drain(scq, 1.0), events(0.3)]
+with new("UC") as peer, new("UC") as qp:
+    bring(peer, "RTS", qp, "UC"), bring(qp, "RTS", peer, "UC")
+    post_send(qp, lkey=1234)
+    unreliable = [drain(scq, 1.0), state(qp)]
+""")
+    assert alice.get("first_packet") == [[[2, "SUCCESS"]], []], (
+        f"{alice.get('first_packet')}; not so any more: {DIFFERENCES['comm-est'].here}"
+    )
+    assert alice.get("unreliable") == [[[2, "WR_FLUSH_ERR"]], ["ERR", "ERR"]], (
+        f"{alice.get('unreliable')}; not so any more: {DIFFERENCES['sqe'].here}"
+    )
+
+
+def test_without_the_states_bit_attributes_are_not_checked(alice: rdmalab.Host) -> None:
+    alice.run("""
+with new() as qp:
+    said = posted(lambda: qp.modify(attributes(qp), e.IBV_QP_TIMEOUT))
+    with_bit = ask(qp, "RESET", ("TIMEOUT",))
+""")
+    assert alice.get("said") == "", f"not so any more: {DIFFERENCES['no-state-bit'].here}"
+    assert alice.get("with_bit") == "EINVAL"
 
 
 def test_reset_forgets_orders_and_leaves_completions(alice: rdmalab.Host) -> None:

@@ -26,7 +26,7 @@ from .learner import (
     untouched,
 )
 
-pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.labs, pytest.mark.timeout(900)]
 
 NAME = "02_queue_pair_states"
 
