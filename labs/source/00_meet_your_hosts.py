@@ -658,7 +658,7 @@ assert result.opcode == e.IBV_WC_RDMA_WRITE, "This is the completion of another 
 #
 # | symptom | likely cause | do |
 # |:--|:--|:--|
-# | a host does not answer, or its kernel died | a verbs call on a closed object can crash a process | `lab.alice.restart()`, then run again from the start |
+# | a host does not answer, or its kernel died | its memory ran out, or a call crashed the library | `lab.alice.restart()`, then run again from the start |
 # | `NameError` on a host | its kernel was restarted, or cells were left out | run again from section 2 |
 # | `Failed to modify QP ... Errno: 22, Invalid argument` | a GID of the wrong family: look at `sgid_index` and the table of section 3 | section 3, then 4 |
 # | `Failed to modify QP ... Errno: 110` | the peer's address does not answer | `%hosts`; then `!ip address` and `!ip neighbour` on the host |

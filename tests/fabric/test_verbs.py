@@ -225,6 +225,7 @@ def test_b36_a_fork_after_registering_harms_neither_side(pair: rdmalab.Lab) -> N
     assert value(bob, "ep.buffer.address % 4096") == 0
 
 
+@pytest.mark.long
 def test_b38_a_record_is_never_seen_torn(shared_lab: rdmalab.Lab) -> None:
     """B38: 8 KiB, written anew again and again; the reader trusts a checksum, not the moment."""
     connect(shared_lab, "size=16384", "size=16384")

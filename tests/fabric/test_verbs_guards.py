@@ -119,6 +119,7 @@ def test_b16_what_would_crash_is_an_error_and_the_kernel_lives(
     assert alice.get("still") == b"still"
 
 
+@pytest.mark.long
 def test_b16_without_the_guards_these_calls_crash(shared_lab: rdmalab.Lab) -> None:
     """The witness: each case that is said to crash ends a plain Python process with SIGSEGV."""
     cases = {name: case.code for name, case in CASES.items() if case.crashes}

@@ -205,6 +205,7 @@ def test_b22_nothing_gets_past_the_edge_of_a_region(
     assert not re.search(r"BUG:|Oops|general protection", guest(shared_lab, "dmesg").out)
 
 
+@pytest.mark.long
 def test_b24_atomics_under_loss_count_exactly_once(shared_lab: rdmalab.Lab) -> None:
     """B24: two clients add 1 to one number, 300 times each, while 5 % of the packets are lost."""
     alice, bob = shared_lab.alice, shared_lab.bob
