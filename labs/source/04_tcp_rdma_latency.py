@@ -260,7 +260,7 @@ def fresh(size=64, ahead=0, **settings):
 
 # %%
 # %%on alice bob
-def wait(queue, seconds=3):
+def wait(queue, seconds=6):
     """The next completion: poll, and let the device, which is software, have the processor."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -526,7 +526,8 @@ assert percentile([2, 1], 100) == 2, "All samples do not exceed the largest."
 # A *system call* is a visit to the kernel. "RDMA bypasses the kernel" is said everywhere; count,
 # then. `strace` writes down the system calls of a program. Alice runs a small program of her own
 # under it: 40 rounds of each kind against bob, with a mark in the trace before each kind. (Not
-# written down: `sched_yield` and naps, with which our loops wait.)
+# written down: `sched_yield` and naps, with which our loops wait, and `read`, with which Python
+# loads itself.)
 #
 # **Predict.** How many system calls does alice's side make in each round, with TCP? With SEND? With
 # READ?
@@ -547,7 +548,7 @@ with measure.Session("bob") as session:
         session.loop(kind, 64, 40)
         os.write(1, f"end {kind}\\n".encode())
 """
-watch = "trace=read,write,sendto,recvfrom,sendmsg,recvmsg,ioctl,poll,ppoll"
+watch = "trace=write,sendto,recvfrom,sendmsg,recvmsg,ioctl,poll,ppoll"
 command = ["strace", "-f", "--seccomp-bpf", "-e", watch, "-o", "/tmp/trace", "python3", "-c"]
 done = subprocess.run([*command, program], capture_output=True, text=True, timeout=100)
 print(done.stdout, done.stderr[-500:])

@@ -32,6 +32,7 @@ import numpy
 
 from . import here, rounds, tools
 from .percentiles import band, percentile, summary
+from .verbs import Endpoint
 
 __all__ = ["KINDS", "Session", "band", "client", "percentile", "server", "summary"]
 
@@ -40,7 +41,7 @@ PORT = 18620  # where the two sides meet; the C tools use the ports after it
 WARM_UP = 30  # rounds that are run and not kept; they tell how many there is time for
 LEAST = 10  # rounds that are kept, however slow they are
 AT_MOST_S = 5.0  # for one run
-CONNECT_S = 20.0  # how long a client waits for its server
+CONNECT_S = 20.0  # how long a client waits for its server, and either for the other's queue pair
 IDLE_S = 20.0  # how long a server waits for its client, and for its next order
 RETRY_S = 0.02
 
@@ -49,8 +50,6 @@ class Link:
     """What both sides have: a control connection (JSON lines), a TCP connection, a queue pair."""
 
     def __init__(self, control: socket.socket, data: socket.socket, peer_ip: str) -> None:
-        from .verbs import Endpoint
-
         self.control, self.data = control, data
         self.lines = control.makefile("rw", encoding="utf-8")
         data.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -59,7 +58,7 @@ class Link:
         self.ep = Endpoint(size=2 * rounds.LARGEST)
         self.loops = {kind: loop(self.ep, data) for kind, loop in rounds.KINDS.items()}
         try:
-            self.ep.connect(peer_ip)
+            self.ep.connect(peer_ip, deadline_s=CONNECT_S)
         except BaseException:
             self.close()
             raise
