@@ -684,7 +684,7 @@ view.lines(
     {way: {size: times for size, *times in rows} for way, rows in lab.alice.get("taken").items()},
     x_label="size",
     x_unit="B",
-    y_label="median",
+    y_label="time, median",
     y_unit="us",
     title="What does it take to make memory ready for a device?",
     lab=lab,
@@ -708,12 +708,12 @@ view.lines(
 #
 # Real systems do not pay that price for each message:
 #
-# - a **pool**: one large region at the start, handed out in slots (most key-value stores, storage
-#   targets, and the receive buffers of nearly everybody);
+# - a **pool**: one large region at the start, handed out in slots (usual for receive buffers, in
+#   storage and in key-value stores);
 # - a **registration cache**: regions are kept after use, in case the same buffer comes again (UCX,
 #   libfabric and Open MPI have one; the difficulty is to notice that the program has freed the
 #   memory);
-# - **everything at once**: the whole heap is one region (databases, partitioned global memory).
+# - **everything at once**: the whole heap is one region (some databases and parallel languages).
 #
 # ![Drawing. One memory region with one lkey, cut into four slots of equal size at the offsets 0,
 # size, 2 size and 3 size. Slots 0 and 2 are taken, 1 and 3 free. take() hands out an offset,
@@ -872,8 +872,8 @@ else:
 
 # %% [markdown]
 # **What happened.** 200 registrations against one. What differs is not only time: each registration
-# is a system call, changes a table that all processes of the host share, and on a card the old entry
-# has to be thrown out of its cache.
+# enters the kernel, pins, and changes the table of a device that all processes share; a slot is an
+# entry of a Python list.
 #
 # The price of a pool: its memory is pinned for as long as it lives, and **rights belong to the
 # region, not to the slot**. Give a peer the rkey of a pool, and the peer can reach every slot.
@@ -919,11 +919,9 @@ def fresh(cases):
     """An end of a connection for each case; those of an earlier run are closed first."""
     for end in globals().get("ends", {}).values():
         end.close()
-    return {case: Endpoint(access=QUEUE_PAIR.get(case, EVERYTHING)) for case in cases}
+    return {case: Endpoint() for case in cases}
 
 
-EVERYTHING = "local_write remote_write remote_read remote_atomic"
-QUEUE_PAIR = {"queue pair without WRITE": "local_write remote_read"}
 ends = fresh(CASES)
 cards = {case: end.card.as_dict() for case, end in ends.items()}
 
@@ -944,7 +942,8 @@ connect()
 # %% [markdown]
 # Bob makes a region for each case, in the domain of that case's queue pair, and tells alice where
 # it is: `targets`, the address and the rkey. In three cases what he tells is wrong or out of date.
-# He also posts one receive on each queue pair, to see what becomes of it.
+# From one of his queue pairs he takes a right away, with a call that you have not seen yet: `modify`
+# (Lab 02). He also posts one receive on each queue pair, to see what becomes of it.
 
 # %%
 # %%on bob
@@ -965,6 +964,12 @@ for end in ends.values():
 
 # %%
 # %%on bob
+from pyverbs.qp import QPAttr
+
+fewer = QPAttr()
+fewer.qp_access_flags = READ
+ends["queue pair without WRITE"].qp.modify(fewer, e.IBV_QP_ACCESS_FLAGS)
+
 targets = {case: [mr.buf, mr.rkey] for case, mr in regions.items()}
 targets["wrong rkey"][1] ^= 1  # the right row, a wrong number
 targets["no bytes at all, nonsense rkey"] = [0, 0x12345678]
@@ -999,9 +1004,12 @@ with lab.capture() as wire:
 
 # %%
 # %%on bob
-changed = {c: mr.read(64, 0) != (37).to_bytes(8, "little") * 8 for c, mr in regions.items()}
+before = (37).to_bytes(8, "little") * 8
+changed = {
+    case: "as before" if mr.read(64, 0) == before else "changed" for case, mr in regions.items()
+}
 report = {
-    case: [end.state, "flushed" if end.rcq.poll()[0] else "waits", changed.get(case, False)]
+    case: [end.state, "flushed" if end.rcq.poll()[0] else "waits", changed.get(case, "gone")]
     for case, end in ends.items()
 }
 
@@ -1010,7 +1018,7 @@ seen, bobs = lab.alice.get("statuses"), lab.bob.get("report")
 print(f"{'case':38}{'alice: her order':18}{'bob: queue pair':17}{'his receive':13}his bytes")
 for case, status in seen.items():
     state, receive, touched = bobs[case]
-    print(f"{case:38}{status:18}{state:17}{receive:13}{'changed' if touched else 'as before'}")
+    print(f"{case:38}{status:18}{state:17}{receive:13}{touched}")
 
 # %% [markdown]
 # Next, the same table as the InfiniBand specification has it, beside what this device did. Where the
@@ -1042,9 +1050,7 @@ wire.packets
 # %%
 requests = wire.count(src="alice", again=False)
 naks = [wire.count(syndrome=f"NAK: {why}") for why in ("remote access error", "invalid request")]
-print(
-    f"{len(seen)} orders, {requests} requests; refused for access {naks[0]}, as invalid {naks[1]}"
-)
+print(f"{len(seen)} orders, {requests} requests; NAKs: {naks[0]} for access, {naks[1]} invalid")
 assert requests == len(seen) - 1 and naks == [6, 1]
 
 # %% [markdown]
@@ -1086,8 +1092,6 @@ assert new == 42
 
 # %%
 # %%on alice
-from pyverbs.pyverbs_error import PyverbsRDMAError
-
 end, (address, rkey) = ends["fetch-and-add, all in order"], targets["fetch-and-add, all in order"]
 try:
     print("the order ended with", post(end, FETCH_ADD, own_piece(end), [address + 4, rkey]))
@@ -1154,16 +1158,14 @@ assert good == ["the last byte"] and set(statuses.values()) == {"SUCCESS", "REM_
 # %%on bob
 print("states:", [end.state for end in ends.values()])
 last = first + 4095
-print(
-    f"the last byte of the region: {ground[last]:02x}, its neighbours: {ground[last - 1]:02x}",
-    end=" ",
-)
-print(f"and {ground[last + 1]:02x}; bytes that changed: {len(ground) - ground[:].count(0xEE)}")
+print("the last byte of the region between its neighbours:", ground[last - 1 : last + 2].hex(" "))
+print("bytes that changed:", len(ground) - ground[:].count(0xEE))
 assert ground[last] == 0xAA and ground[:].count(0xEE) == len(ground) - 1
 
 # %% [markdown]
 # **What happened.** One byte has changed, the one that was allowed. Half an access is no access:
-# where a part lies outside, nothing is written, not even the part that lies inside.
+# where a part lies outside, nothing is written, not even the part that lies inside. The first packet
+# of a request says how long all of it will be, so the device can refuse before the first byte.
 
 # %% [markdown]
 # ### Task 4: a buffer that a peer may read but not write (4 points)
@@ -1328,6 +1330,9 @@ if try_odp:
 #    ignored?
 #
 # ## Troubleshooting
+#
+# On a host, `from rdmalab.statuses import explain` and `print(explain("REM_ACCESS_ERR"))` tell of any
+# completion status what it means and where to look.
 #
 # | symptom | likely cause | do |
 # |:--|:--|:--|
