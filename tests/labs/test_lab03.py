@@ -236,7 +236,7 @@ TRIES = [
         READ_ADD_WRITE,
         {
             "counter-race": "Some tickets were drawn twice",
-            "counter-loss": "Tickets were drawn twice, or left out",
+            "counter-loss": "Under loss, tickets were drawn twice or left out",
         },
     ),
     Attempt(
@@ -246,7 +246,7 @@ TRIES = [
         {
             "counter-alone": "A ticket is what the counter was before",
             "counter-race": "Some numbers were left out",
-            "counter-loss": "Tickets were drawn twice, or left out",
+            "counter-loss": "Under loss, tickets were drawn twice or left out",
         },
     ),
     Attempt(
@@ -255,7 +255,7 @@ TRIES = [
         ADD_THEN_READ,
         {
             "counter-race": "Some tickets were drawn twice",
-            "counter-loss": "Tickets were drawn twice, or left out",
+            "counter-loss": "Under loss, tickets were drawn twice or left out",
         },
     ),
     Attempt(
@@ -264,7 +264,7 @@ TRIES = [
         SWAP_ONCE,
         {
             "counter-race": "Some tickets were drawn twice",
-            "counter-loss": "Tickets were drawn twice, or left out",
+            "counter-loss": "Under loss, tickets were drawn twice or left out",
         },
     ),
     Attempt("counter", "right, by compare-and-swap until it swaps", SWAP_UNTIL),
@@ -417,8 +417,9 @@ def test_a_read_takes_a_number_for_each_response(done: NotebookNode) -> None:
         ("alice", "RDMA WRITE ONLY", 1006),
         ("bob", "ACK", 1006),
     ]
-    assert sum("rkey" in row for row in rows) == 3  # one RETH for each order
-    assert not [row for row in rows if "bob: " in row]  # bob's diary is empty
+    first = [row for row in rows if "again: " not in row]
+    assert sum("rkey" in row for row in first) == 3  # one RETH for each order
+    assert not [row for row in rows if re.search(r"ms +bob: ", row)]  # bob's diary is empty
     assert "alice has b'bbbbbbbb' at 0; further completions: 0" in printed(done)
     assert "bob has b'aaaaaaaa' at 8200; further completions: 0" in printed(done)
 
@@ -499,11 +500,19 @@ def test_who_looks_while_a_write_arrives_gets_a_torn_copy_b38(done: NotebookNode
     assert "data of a WRITE in order: False" in printed(done)
 
 
-def test_atomics_are_carried_out_exactly_once_under_loss_b24(done: NotebookNode) -> None:
-    said = printed(done, "counter-loss")
-    assert "1300 are different" in said and "the counter says 1300" in said
-    again = re.search(r"met (\d+) orders a second time", said)
-    assert again and int(again[1]) > 0  # some answers were lost, and asked for again
+def test_atomics_are_carried_out_exactly_once_under_loss_b24(
+    tried: dict[str, NotebookNode],
+) -> None:
+    """In the solved lab and by two other right answers; some answers were lost and repeated."""
+    again = 0
+    right = [str(t) for t in TRIES if t.task == "counter" and not t.said]
+    for name in ("", *right):
+        said = " ".join(printed(tried[name], "counter-loss").split())
+        tickets = re.search(r"Of (\d+) tickets (\d+) are different, .* says (\d+)\.", said)
+        assert tickets and tickets[1] == tickets[2] == tickets[3]
+        repeated = re.search(r"met (\d+) orders a second time", said)
+        again += int(repeated[1]) if repeated else 0
+    assert again > 0
 
 
 # ---------------------------------------------------------------- hosts that have seen things
