@@ -152,6 +152,9 @@ def explain(
         return f"The move from {old} to {new} requires {fields}, which the call did not give."
     if surplus:
         return f"The move from {old} to {new} takes no {', '.join(surplus)}."
+    if (old, new) in (("SQD", "RESET"), ("SQD", "RTS"), ("SQD", "SQD")) and not given:
+        one = DIFFERENCES["sqd-draining"]
+        return f"Its send queue may still be draining: {one.here}. So {one.so}."
     return (
         about_the_way(given, values, errno)
         or about_values(given, values)

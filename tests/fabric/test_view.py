@@ -104,6 +104,7 @@ def test_code_walks_it_and_the_kernel_agrees(lab: rdmalab.Lab, guest: Callable) 
     assert ends["rxe_alice"]["rqpn"] == ends["rxe_bob"]["lqpn"], "the peer's number was filled in"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("old", WAY)
 def test_every_move_is_tried_and_agrees_with_the_table(
     lab: rdmalab.Lab, guest: Callable, old: str

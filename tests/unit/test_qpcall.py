@@ -115,4 +115,5 @@ def test_every_refusal_is_explained() -> None:
         if (old, new) not in MOVES and new not in ("SQE", "ERR"):
             assert f"no move from {old} to {new}" in text
     assert "EINVAL" in explain("RESET", "ERR", (), VALUES, "EINVAL")
+    assert "still be draining" in explain("SQD", "RESET", (), VALUES, "EINVAL")
     assert "takes no SQ_PSN" in explain("ERR", "RESET", ("SQ_PSN",), VALUES, "EINVAL")
