@@ -183,12 +183,14 @@ def attempts(
                     part = copy.deepcopy(notebook)
                     part.cells = [part.cells[n] for n in numbers]
                     runner.nb = part  # into which the client puts each cell that it has run
+                    shown = runner._display_id_map  # where a live picture is to be drawn anew
+                    runner._display_id_map = {}
                     for at, inner in enumerate(part.cells):
                         if inner.id == attempt.task:
                             inner.source = filled(empty[inner.id], attempt)
                         if inner.cell_type == "code":
                             await runner.async_execute_cell(inner, at)
-                    runner.nb = notebook
+                    runner.nb, runner._display_id_map = notebook, shown
                     done[str(attempt)] = part
                 await runner.async_execute_cell(cell, number)
 
