@@ -260,7 +260,9 @@ def write_solved(folder: Path, labs: Path = LABS) -> None:
     if folder.resolve().is_relative_to(labs.resolve()):
         raise LabError(f"{folder} is where learners look: choose a folder outside labs/")
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(labs / "images", folder / "images", dirs_exist_ok=True)
+    for beside in ("images", "data"):  # what the notebooks show and read
+        if (labs / beside).is_dir():
+            shutil.copytree(labs / beside, folder / beside, dirs_exist_ok=True)
     for source in sources(labs):
         (folder / f"{source.stem}.ipynb").write_text(text_of(solved(source)), encoding="utf-8")
 

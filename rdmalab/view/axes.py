@@ -85,7 +85,7 @@ def diagram(
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(MUTED)
-    axes.tick_params(colors=MUTED, labelcolor=TEXT, labelsize=FONT - 1, length=4)
+    axes.tick_params(colors=MUTED, labelcolor=TEXT, labelsize=FONT - 2, length=4)
     figure.text(0.02, 1 - 0.28 / height, title, color=TEXT, fontsize=FONT + 2, fontweight="bold")
     figure.text(0.02, 1 - 0.64 / height, y_words, color=TEXT, fontsize=FONT - 1)
     axes.set_xlabel(x_words, color=TEXT, fontsize=FONT - 1)
