@@ -840,8 +840,8 @@ Markdown("\n".join(rows))
 # %% [markdown]
 # ### Walk it yourself
 #
-# The next two cells give alice and bob a new queue pair each and draw alice's. Click a state, or reach
-# it with Tab and Enter: the picture shows the call with the attributes that it requires, filled in
+# The next two cells give alice and bob a new queue pair each and draw alice's. Click a state (or, by
+# keys: Tab to the list of moves, arrows to choose, Enter to make it): the picture shows the call with the attributes that it requires, filled in
 # from bob's card. Change one, run it, and read the kernel's answer. Go up to RTS; try a move that the
 # table forbids; go to ERR, and find the way out. The picture follows the moves that your cells make,
 # too: `qp` is the same object. (Where no widgets run, there is a still picture of the last state, and
