@@ -21,6 +21,7 @@ import contextlib
 import gc
 import json
 import resource
+import secrets
 import socket
 import struct
 import time
@@ -38,6 +39,7 @@ __all__ = ["KINDS", "Session", "band", "client", "percentile", "server", "summar
 
 KINDS = tuple(rounds.KINDS)
 PORT = 18620  # where the two sides meet; the C tools use the ports after it
+TOOL_PORTS = 2000
 WARM_UP = 30  # rounds that are run and not kept; they tell how many there is time for
 LEAST = 10  # rounds that are kept, however slow they are
 AT_MOST_S = 5.0  # for one run
@@ -169,7 +171,7 @@ class Session:
         self.used: dict[str, float] = {}
         self.peer_used: dict[str, float] = {}
         self.pace: dict[str, float] = {}  # seconds that a round of a kind took in its warm-up
-        self.ports = 0
+        self.ports = secrets.randbelow(TOOL_PORTS)
         control = self.meet(time.monotonic() + wait_s)
         data = socket.create_connection((self.peer_ip, PORT), timeout=wait_s)
         control.settimeout(IDLE_S)
@@ -231,7 +233,7 @@ class Session:
         """The same with a C tool (:data:`rdmalab.tools.TOOLS`); its samples in microseconds."""
         if kind not in self.pace:
             self.run(kind, size=size, rounds=0)
-        self.ports = self.ports % 200 + 1  # a fresh port: the last one may still be closing
+        self.ports = self.ports % TOOL_PORTS + 1  # earlier ones may still be closing
         number = self.affordable(kind, rounds, at_most_s)
         self.order("tool", kind, size, number, PORT + self.ports)
         try:
