@@ -107,7 +107,7 @@ class Report:
     @property
     def caveats(self) -> list[str]:
         """What a reader must know before drawing a conclusion."""
-        machine = "emulated processors (no KVM)" if self.accel == "tcg" else f"accel {self.accel}"
+        machine = "emulated processors (tcg)" if self.accel == "tcg" else f"accel {self.accel}"
         return [
             f"Measured on {machine}, backend {self.backend}: {self.accel_why}.",
             "RDMA is Soft-RoCE here: the device is kernel software on the same processors. These"
