@@ -6,6 +6,7 @@ usage.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -176,8 +177,12 @@ def main(words: list[str] | None = None) -> NoReturn:
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("rdmalab: interrupted.", file=sys.stderr)
-        sys.exit(130)
+        print("rdmalab: interrupted.", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        # Python ends by SIGINT instead if the interrupt ever met a C extension as it was imported,
+        # although it was handled here. All that was begun is cleaned up by now.
+        os._exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)

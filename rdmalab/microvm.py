@@ -49,8 +49,8 @@ def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
     machine = plan_machine(image, hosts)
     files = host_side(hosts)
     key = snapshot.snapshot_key(image.id, digest(files), machine.describe())
-    folder = fresh_folder(lab)
     try:
+        folder = fresh_folder(lab)
         saved, why_not = snapshot.find(key, machine.qemu.banner)
         if why_not:
             say(f"the saved start of these hosts cannot be used ({why_not}); making a new one")

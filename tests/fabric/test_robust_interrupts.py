@@ -86,7 +86,7 @@ def stopped(box: Sandbox, moment: Moment, signum: int) -> None:
     if done.code == 0:  # it was done already
         box.works()
         assert box.run("down").code == 0
-    else:
+    elif (done.code, done.err) != (-signum, ""):  # on a busy machine: Python was not there yet
         assert (done.code, done.out) == (130, ""), done
         assert "interrupted" in done.err.splitlines()[-1], done.err
     assert box.left() == [], moment.__name__
