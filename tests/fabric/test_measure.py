@@ -18,7 +18,7 @@ import rdmalab
 from rdmalab import bench
 from rdmalab.errors import RemoteError
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(300)]
 
 KINDS = ("tcp", "send", "write", "read")
 SERVE = "from rdmalab import measure\nserved = measure.server()"

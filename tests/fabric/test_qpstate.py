@@ -16,7 +16,7 @@ import rdmalab
 from rdmalab.hostside import qpstate
 from rdmalab.hostside.qpstate import DIFFERENCES, MOVES, POSTING, REQUIRED, STATES
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(300)]
 
 SET_UP = """
 import errno, itertools, json, os, select, subprocess, time

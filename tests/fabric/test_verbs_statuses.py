@@ -16,7 +16,7 @@ from rdmalab.hostside.statuses import STATUSES
 
 from .endpoints import CLOSE, text_of, value
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(300)]
 
 BOTH_ENDS = """
 import dataclasses

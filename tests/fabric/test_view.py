@@ -17,7 +17,7 @@ from rdmalab import lab as labs
 from rdmalab import view
 from rdmalab.hostside.qpstate import MOVES
 
-pytestmark = pytest.mark.fabric
+pytestmark = [pytest.mark.fabric, pytest.mark.long]
 
 MAKE = """
 import pyverbs.enums as e

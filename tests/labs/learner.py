@@ -198,6 +198,16 @@ def attempts(
     return done
 
 
+def selected(request: pytest.FixtureRequest, tries: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts whose tests are to run: nobody waits for answers that no test looks at."""
+    chosen = set()
+    for item in request.session.items:
+        call = getattr(item, "callspec", None)
+        if call is not None and "attempt" in call.params:
+            chosen.add(str(call.params["attempt"]))
+    return [attempt for attempt in tries if str(attempt) in chosen]
+
+
 def judge(attempt: Attempt, part: NotebookNode) -> None:
     """Assert that a tried section failed where it should, with the sentences it should say."""
     said = errors(part)

@@ -19,6 +19,7 @@ from .learner import (
     own_hosts,
     printed,
     run,
+    selected,
     solved,
     untouched,
 )
@@ -160,16 +161,22 @@ TRIES = [
 
 
 @pytest.fixture(scope="module")
-def tried(hosts: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, NotebookNode]:
+def tried(
+    request: pytest.FixtureRequest, hosts: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
     # Hint 3: after an error, run again from section 4 on.
-    return attempts(NAME, TRIES, tmp_path_factory.mktemp("tried"), begin={"note": "## 4"})
+    return attempts(
+        NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"), begin={"note": "## 4"}
+    )
 
 
+@pytest.mark.long
 def test_after_all_attempts_the_solution_still_passes(tried: dict[str, NotebookNode]) -> None:
     assert errors(tried[""]) == {}
     assert marks(tried[""]) == full_marks(NAME)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", TRIES, ids=str)
 def test_an_answer_is_told_what_is_wrong_with_it(
     attempt: Attempt, tried: dict[str, NotebookNode]

@@ -23,6 +23,7 @@ from .learner import (
     own_hosts,
     printed,
     run,
+    selected,
     solved,
     untouched,
 )
@@ -39,9 +40,11 @@ def hosts() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tried(hosts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, NotebookNode]:
+def tried(
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
     """The solved lab, run once, with each of TRIES at its task."""
-    return attempts(NAME, TRIES, tmp_path_factory.mktemp("tried"))
+    return attempts(NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"))
 
 
 @pytest.fixture(scope="module")
@@ -314,8 +317,10 @@ def test_after_all_attempts_the_solution_still_passes(done: NotebookNode) -> Non
 
 
 @pytest.fixture(scope="module")
-def tried_more(hosts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, NotebookNode]:
-    return attempts(NAME, MORE_TRIES, tmp_path_factory.mktemp("tried_more"))
+def tried_more(
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
+    return attempts(NAME, selected(request, MORE_TRIES), tmp_path_factory.mktemp("tried_more"))
 
 
 @pytest.mark.long
@@ -326,6 +331,7 @@ def test_another_answer_is_told_what_is_wrong_with_it(
     judge(attempt, tried_more[str(attempt)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", TRIES, ids=str)
 def test_an_answer_is_told_what_is_wrong_with_it(
     attempt: Attempt, tried: dict[str, NotebookNode]

@@ -22,6 +22,7 @@ from .learner import (
     own_hosts,
     printed,
     run,
+    selected,
     solved,
     untouched,
 )
@@ -324,8 +325,10 @@ TRIES = [
 
 
 @pytest.fixture(scope="module")
-def tried(hosts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, NotebookNode]:
-    return attempts(NAME, TRIES, tmp_path_factory.mktemp("tried"))
+def tried(
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
+    return attempts(NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"))
 
 
 def test_after_all_attempts_the_solution_still_passes(tried: dict[str, NotebookNode]) -> None:
@@ -355,6 +358,7 @@ def test_after_all_attempts_the_solution_still_passes(tried: dict[str, NotebookN
         assert fact in said, fact
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", TRIES, ids=str)
 def test_an_answer_is_told_what_is_wrong_with_it(
     attempt: Attempt, tried: dict[str, NotebookNode]

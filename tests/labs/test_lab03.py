@@ -26,6 +26,7 @@ from .learner import (
     own_hosts,
     printed,
     run,
+    selected,
     solved,
     untouched,
 )
@@ -304,9 +305,11 @@ TRIES = [
 
 
 @pytest.fixture(scope="module")
-def tried(hosts: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, NotebookNode]:
+def tried(
+    request: pytest.FixtureRequest, hosts: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
     """One pass through the solved lab, with all other answers tried on the way."""
-    return attempts(NAME, TRIES, tmp_path_factory.mktemp("tried"))
+    return attempts(NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"))
 
 
 @pytest.fixture(scope="module")
@@ -325,6 +328,7 @@ def test_the_solved_lab_gets_full_marks_among_all_other_answers(done: NotebookNo
     assert printed(done, stream="stderr") == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", TRIES, ids=str)
 def test_an_answer_is_told_what_is_wrong_with_it(
     attempt: Attempt, tried: dict[str, NotebookNode]

@@ -23,6 +23,7 @@ from .learner import (
     own_hosts,
     printed,
     run,
+    selected,
     solved,
     untouched,
 )
@@ -273,12 +274,15 @@ TRIES = [
 
 
 @pytest.fixture(scope="module")
-def tried(hosts: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, NotebookNode]:
+def tried(
+    request: pytest.FixtureRequest, hosts: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
     folder = tmp_path_factory.mktemp("tried")
     shutil.copytree(LABS / "data", folder / "data")
-    return attempts(NAME, TRIES, folder)
+    return attempts(NAME, selected(request, TRIES), folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attempt", TRIES, ids=str)
 def test_an_answer_is_told_what_is_wrong_with_it(
     attempt: Attempt, tried: dict[str, NotebookNode]
