@@ -1,0 +1,1 @@
+"""Grading: a submitted notebook in, points and sentences out, without trusting a line of it."""
