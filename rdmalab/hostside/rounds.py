@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from array import array
 from typing import Any
 
@@ -56,7 +57,7 @@ def wait(queue: Any) -> None:
         raise RuntimeError(f"{here.name}: a work request ended with {name}")
 
 
-class Rounds:
+class Rounds(ABC):
     """One kind of message: ``ready`` on both sides, then ``ping`` on one and ``pong`` on the other.
 
     ``ping`` puts rounds + 1 stamps (ns) into ``stamps``.
@@ -67,13 +68,15 @@ class Rounds:
     def __init__(self, ep: Any, data: socket.socket) -> None:
         self.ep, self.data = ep, data
 
+    @abstractmethod
     def ready(self, size: int, rounds: int) -> None:
         """Make everything that the loops need, and post what must be there before."""
 
+    @abstractmethod
     def ping(self, rounds: int, stamps: array[int]) -> None:
         """The side that asks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pong(self, rounds: int) -> None:
         """The side that answers."""
 
@@ -231,6 +234,9 @@ class ReadRounds(Rounds):
             post(read)
             wait(sent)
         stamps[rounds] = clock()
+
+    def pong(self, rounds: int) -> None:
+        """Nothing: the device answers, and the program sleeps."""
 
 
 KINDS: dict[str, type[Rounds]] = {

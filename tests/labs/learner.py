@@ -108,6 +108,26 @@ def full_marks(name: str) -> dict[str, float]:
     return {cell.id: determine_grade(cell)[1] for cell in solved(name).cells if is_grade(cell)}
 
 
+def assert_solved(name: str, done: NotebookNode) -> None:
+    """A solved lab that was run: no error, full points, no word on stderr, which costs points."""
+    assert errors(done) == {}
+    assert marks(done) == full_marks(name)
+    assert printed(done, stream="stderr") == ""
+
+
+def assert_untouched(name: str, done: NotebookNode) -> None:
+    """A lab that was run as handed out fails in each check, with a sentence of its own, only there.
+
+    Each check has said before what it looked at, and no point is given.
+    """
+    said = errors(done)
+    assert list(said) == list(full_marks(name))
+    assert len(set(said.values())) == len(said)
+    assert set(marks(done).values()) == {0}
+    for check in said:
+        assert printed(done, check), f"{check} does not say what it looked at"
+
+
 # ---------------------------------------------------------------- right and wrong answers
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +9,13 @@ from nbformat import NotebookNode
 
 from .learner import (
     Attempt,
+    assert_solved,
+    assert_untouched,
     attempts,
     errors,
     full_marks,
     judge,
     marks,
-    own_hosts,
     printed,
     run,
     selected,
@@ -27,12 +26,6 @@ from .learner import (
 pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
 
 NAME = "00_meet_your_hosts"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hosts() -> Iterator[None]:
-    with own_hosts(f"test-lab00-{os.getpid()}"):
-        yield
 
 
 def results(notebook: NotebookNode) -> list[str]:
@@ -69,20 +62,13 @@ def test_run_all_works_again_also_after_a_run_that_was_broken_off(tmp_path: Path
     half.cells = half.cells[: last + 1]
     run(half, tmp_path)
     done = run(solved(NAME), tmp_path)
-    assert errors(done) == {}
-    assert marks(done) == full_marks(NAME)
-    assert printed(done, stream="stderr") == ""
+    assert_solved(NAME, done)
 
 
 def test_the_untouched_lab_fails_in_its_checks_only(tmp_path: Path) -> None:
     """On hosts that have seen a solved one: no mark is left from there."""
     done = run(untouched(NAME), tmp_path)
-    said = errors(done)
-    assert list(said) == list(full_marks(NAME))
-    assert len(set(said.values())) == len(said)
-    assert set(marks(done).values()) == {0}
-    for name in said:
-        assert printed(done, name), f"{name} does not say what it looked at"
+    assert_untouched(NAME, done)
 
 
 TRIES = [
@@ -162,7 +148,7 @@ TRIES = [
 
 @pytest.fixture(scope="module")
 def tried(
-    request: pytest.FixtureRequest, hosts: None, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, NotebookNode]:
     # Hint 3: after an error, run again from section 4 on.
     return attempts(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,13 @@ from rdmalab.errors import HostDied
 
 from .learner import (
     Attempt,
+    assert_solved,
+    assert_untouched,
     attempts,
     errors,
     full_marks,
     judge,
     marks,
-    own_hosts,
     printed,
     run,
     selected,
@@ -31,12 +30,6 @@ from .learner import (
 pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
 
 NAME = "01_register_memory"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hosts() -> Iterator[str]:
-    with own_hosts(f"test-lab01-{os.getpid()}") as lab_id:
-        yield lab_id
 
 
 @pytest.fixture(scope="module")
@@ -342,12 +335,7 @@ def test_an_answer_is_told_what_is_wrong_with_it(
 def test_the_untouched_lab_fails_in_its_checks_only(done: NotebookNode, tmp_path: Path) -> None:
     """On hosts that have seen a solved one: no mark is left from there."""
     empty = run(untouched(NAME), tmp_path)
-    said = errors(empty)
-    assert list(said) == list(full_marks(NAME))
-    assert len(set(said.values())) == len(said)
-    assert set(marks(empty).values()) == {0}
-    for name in said:
-        assert printed(empty, name), f"{name} does not say what it looked at"
+    assert_untouched(NAME, empty)
     assert "Come back here after Task 3" in printed(empty)
 
 
@@ -466,9 +454,7 @@ def test_run_all_works_after_a_hosts_kernel_was_killed_in_the_middle(
     with pytest.raises(HostDied):
         lab[host].run("import os; os.kill(os.getpid(), 9)")
     done = run(solved(NAME), tmp_path)
-    assert errors(done) == {}
-    assert marks(done) == full_marks(NAME)
-    assert printed(done, stream="stderr") == ""
+    assert_solved(NAME, done)
 
 
 @pytest.mark.long

@@ -7,9 +7,7 @@ complete), B52 (no check judges by wall time: CPU time and switches are compared
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +16,12 @@ from nbformat.v4 import new_code_cell
 
 from .learner import (
     Attempt,
+    assert_untouched,
     attempts,
     errors,
     full_marks,
     judge,
     marks,
-    own_hosts,
     printed,
     run,
     selected,
@@ -36,12 +34,6 @@ pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
 NAME = "03_one_sided_two_sided"
 TWO_SIDED = ("SEND", "WRITE with immediate")
 ONE_SIDED = ("WRITE", "READ", "fetch-and-add", "compare-and-swap")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hosts() -> Iterator[None]:
-    with own_hosts(f"test-lab03-{os.getpid()}"):
-        yield
 
 
 # ---------------------------------------------------------------- answers
@@ -306,7 +298,7 @@ TRIES = [
 
 @pytest.fixture(scope="module")
 def tried(
-    request: pytest.FixtureRequest, hosts: None, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, NotebookNode]:
     """One pass through the solved lab, with all other answers tried on the way."""
     return attempts(NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"))
@@ -341,12 +333,7 @@ def test_the_untouched_lab_fails_in_its_checks_only(
 ) -> None:
     """On hosts that have seen the solved one: no mark is left from there."""
     empty = run(untouched(NAME), tmp_path)
-    said = errors(empty)
-    assert list(said) == list(full_marks(NAME))
-    assert len(set(said.values())) == len(said)
-    assert set(marks(empty).values()) == {0}
-    for name in said:
-        assert printed(empty, name), f"{name} does not say what it looked at"
+    assert_untouched(NAME, empty)
 
 
 # ---------------------------------------------------------------- what the lab says
