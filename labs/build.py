@@ -175,6 +175,25 @@ def inspect(notebook: NotebookNode) -> None:
     inspect_ids(notebook)
 
 
+def add_private(notebook: NotebookNode, private: Path) -> None:
+    """Put an instructor's own hidden tests, which no public repository holds, behind the checks.
+
+    `private` is written like a source and has cells `# %% check="ID"` only, each named after a
+    check of the lab; its lines become one more hidden region of that check.
+    """
+    if not private.exists():
+        return
+    checks = {cell.metadata.get("check"): cell for cell in notebook.cells}
+    for cell in read(private).cells:
+        name = cell.metadata.get("check")
+        if cell.cell_type != "code" or name not in checks or name is None:
+            raise LabError(f"private/{private.name} has a cell that names no check of this lab")
+        lines = cell.source.removeprefix(checks[name].source.partition("\n")[0] + "\n")
+        if any(region for region, _ in regions(lines)):
+            raise LabError(f"private/{private.name}, {name}: all of it is hidden; leave out marks")
+        checks[name].source += f"\n### BEGIN HIDDEN TESTS\n{lines}\n### END HIDDEN TESTS"
+
+
 def graded(name: str, **fields: object) -> dict[str, object]:
     """nbgrader's cell metadata, schema 3."""
     plain = {"grade": False, "locked": False, "solution": False, "task": False}
@@ -202,12 +221,16 @@ def solved(source: Path) -> NotebookNode:
     """
     notebook = read(source)
     try:
+        add_private(notebook, source.parent.parent / "private" / source.name)
         inspect(notebook)
         for number, cell in enumerate(notebook.cells, start=1):
             stamp(cell, number)
     except LabError as error:
         raise LabError(f"{source.name}: {error}") from None
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": LANGUAGE})
+    kit = {"lab": source.stem}  # by which grading knows a submission, whatever its file is called
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": KERNEL, "language_info": LANGUAGE, "rdmalab": kit}
+    )
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
 

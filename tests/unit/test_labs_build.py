@@ -115,6 +115,58 @@ def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len(texts) == 1
 
 
+def test_a_notebook_says_which_lab_it_is(tmp_path: Path) -> None:
+    """Grading knows a submission by it, whatever its file is called."""
+    released = build.release(build.solved(source_of(GOOD, tmp_path)))
+    assert released.metadata.rdmalab == {"lab": "99_try"}
+
+
+# --- an instructor's own hidden tests
+
+
+def private(text: str, folder: Path) -> Path:
+    path = folder / "private" / "99_try.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+PRIVATE = """\
+# %% check="sum-value"
+# %%on alice
+assert type(total) is int, "canary-private"
+"""
+
+
+def test_private_hidden_tests_are_run_and_not_released(tmp_path: Path) -> None:
+    """B47: they live outside of the public repository, and nothing of them is handed out."""
+    source = source_of(GOOD, tmp_path)
+    public = build.text_of(build.release(build.solved(source)))
+    private(PRIVATE, tmp_path)
+    notebook = build.solved(source)
+    (check,) = (cell for cell in notebook.cells if cell.id == "sum-value")
+    assert check.source.count("%%on alice") == 1
+    assert check.source.index("canary-hidden") < check.source.index("canary-private")
+    assert build.text_of(build.release(notebook)) == public
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('# %% check="sum-other"\nassert True\n', "names no check of this lab"),
+        ("# %%\nassert True\n", "names no check of this lab"),
+        ("# %% [markdown]\n# words\n", "names no check of this lab"),
+        (f"{PRIVATE}### BEGIN HIDDEN TESTS\n### END HIDDEN TESTS\n", "leave out marks"),
+        ('# %% check="sum-value"\nprint(total)\n', "a check must end with an assert"),
+        ('# %% check="sum-value"\nassert total ==\n', "not valid Python"),
+    ],
+)
+def test_faulty_private_tests_are_refused(tmp_path: Path, text: str, reason: str) -> None:
+    private(text, tmp_path)
+    with pytest.raises(build.LabError, match=reason):
+        build.solved(source_of(GOOD, tmp_path))
+
+
 # --- refusals
 
 TASK = '# %% task="sum"\ntotal = None\n'
@@ -286,7 +338,7 @@ def test_release_holds_no_trace_of_a_run_or_an_answer(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not MARKER.search(text)
     notebook = json.loads(text)
-    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info", "rdmalab"}
     for cell in notebook["cells"]:
         assert "widgets" not in cell["metadata"]
         if cell["cell_type"] == "code":
