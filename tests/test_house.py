@@ -71,7 +71,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "tables plots bars qpdrawing qpscene qpdiagram",
         "__init__",
     ),
-    "rdmalab.grading": ("submission book", "__init__"),
+    "rdmalab.grading": ("submission", "__init__"),
 }
 
 # An import against that order, with the reason why it stays.
