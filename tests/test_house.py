@@ -47,7 +47,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # pictures
         "view",
         # the other ways in
-        "grading selftest bench imagecli hostcli capturecli cli",
+        "grading selftest bench imagecli hostcli capturecli gradecli cli",
         "__init__ __main__",
     ),
     "rdmalab.doctor": (
@@ -71,7 +71,12 @@ ORDER: dict[str, tuple[str, ...]] = {
         "tables plots bars qpdrawing qpscene qpdiagram",
         "__init__",
     ),
-    "rdmalab.grading": ("submission", "__init__"),
+    "rdmalab.grading": (
+        "submission course apparatus sentences",
+        "results runner report feedback",
+        "machine classroom",
+        "__init__",
+    ),
 }
 
 # An import against that order, with the reason why it stays.
