@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from . import capturecli, gradecli, hostcli
+from . import capturecli, checkcli, gradecli, hostcli
 from .errors import RdmalabError
 from .hostcli import Json, LabOption, say
 from .imagecli import image_app
@@ -34,6 +34,7 @@ app.add_typer(image_app, name="image", no_args_is_help=True)
 app.command("exec", context_settings={"ignore_unknown_options": True})(hostcli.exec_)
 app.command()(hostcli.fault)
 app.command()(capturecli.capture)
+app.command()(checkcli.check)
 app.command()(gradecli.grade)
 
 BackendOption = Annotated[str, typer.Option(help="auto, vm, docker or local.")]

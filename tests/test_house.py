@@ -47,7 +47,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # pictures
         "view",
         # the other ways in
-        "grading selftest bench imagecli hostcli capturecli gradecli cli",
+        "grading selftest bench imagecli hostcli capturecli checkcli gradecli cli",
         "__init__ __main__",
     ),
     "rdmalab.doctor": (
@@ -74,7 +74,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     "rdmalab.grading": (
         "submission course apparatus sentences",
         "results runner report feedback",
-        "machine classroom",
+        "machine classroom rehearsal",
         "__init__",
     ),
 }
