@@ -9,6 +9,8 @@ beside the cell that they stood behind. What was found amiss is said in :attr:`R
 from __future__ import annotations
 
 import difflib
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from ..errors import UsageError
 
 __all__ = ["LARGEST_BYTES", "Restored", "Step", "read", "restore", "sources_of"]
 
+PARSING = threading.Lock()
 LARGEST_BYTES = 20 << 20  # of a submitted file; a lab's notebook has less than 0.1 MB
 LIKE = 0.6  # how much of a given cell must be left for it to be that cell (difflib's ratio)
 
@@ -55,9 +58,7 @@ def read(path: Path) -> NotebookNode:
                 f"{path.name} has {size >> 20} MB; a submission may have {LARGEST_BYTES >> 20}.",
                 next_step="Clear all outputs (Kernel, Restart and clear), save, submit again.",
             )
-        text = path.read_text(encoding="utf-8")
-        # nbformat has no types
-        notebook: NotebookNode = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
+        notebook = parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -70,6 +71,15 @@ def read(path: Path) -> NotebookNode:
         raise UsageError(f"{path.name} is no notebook (it has no list of cells).")
     if not any(cell.get("cell_type") == "code" for cell in cells):
         raise UsageError(f"{path.name} has no code cells: nothing can be graded.")
+    return notebook
+
+
+def parse(text: str) -> NotebookNode:
+    """A notebook's text as nbformat reads it, which warns of much that does no harm here."""
+    with PARSING, warnings.catch_warnings():  # the filters are the whole process's
+        warnings.simplefilter("ignore")
+        # nbformat has no types
+        notebook: NotebookNode = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
     return notebook
 
 
