@@ -79,7 +79,7 @@ def test_an_own_cell_that_ends_the_kernel_costs_nothing(course: Course) -> None:
 
 def test_a_given_cell_that_dies_is_not_left_out(course: Course) -> None:
     """What the learner ran last before it is: here, what the lab's own cell calls is deadly."""
-    deadly = "from os import _exit\nlooked = _exit"
+    deadly = "from os import _exit\nlooked = lambda value: _exit(3)"
     run = graded(course, own=("double", deadly), **SOLVED)
     assert ended(run) == ["ok", "ok", "ok"] and run.machines == 2
     assert run.notes[0].startswith("The cell that begins with 'from os import _exit'")
