@@ -75,13 +75,13 @@ def bare_restore() -> float:
 
     The same snapshot, the same command line; QEMU's own monitor protocol over a plain socket.
     """
-    from rdmalab import microvm, qemu, qmp, snapshot, topology
+    from rdmalab import microvm, overlay, qemu, qmp, snapshot, topology
 
     hosts = topology.plan(topology.DEFAULT_HOSTS)
     image = microvm.ensure_image(print)
     machine = microvm.plan_machine(image, hosts)
-    files = microvm.host_side(hosts)
-    key = snapshot.snapshot_key(image.id, microvm.digest(files), machine.describe())
+    files = overlay.files(hosts)
+    key = snapshot.snapshot_key(image.id, overlay.digest(files), machine.describe())
     saved, _ = snapshot.find(key, machine.qemu.banner)
     assert saved is not None, "rdmalab up has not saved a snapshot"
     folder = microvm.fresh_folder("bare")

@@ -10,7 +10,7 @@ from .errors import LabGone, MachineError, UsageError
 from .ladder import Ladder
 from .packets import Packet, PacketTable
 from .remote import Remote
-from .tap import MAX_PACKETS, SNAPLEN_BYTES, Figures, Tap, command
+from .tap import MAX_PACKETS, SNAPLEN_BYTES, Figures, Tap
 
 if TYPE_CHECKING:
     from .anatomy import Anatomy
@@ -44,7 +44,7 @@ class Capture:
         self.host, self.max_packets, self.snaplen = host, max_packets, snaplen
         self.hosts = [str(facts["name"]) for facts in hosts]
         self.names = {facts[key]: facts["name"] for facts in hosts for key in ("ip", "mac")}
-        self._tap = Tap(remote, host, command(max_packets, snaplen))
+        self._tap = Tap(remote, host, max_packets, snaplen)
         self._begun = False
         self._packets: list[Packet] = []
         self._decoder: Any = None

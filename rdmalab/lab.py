@@ -3,7 +3,8 @@
 ::
 
     Lab ──┬── Host alice ── kernel with pyverbs, eth0 10.0.0.1, device rxe_alice
-          └── Host bob   ── kernel with pyverbs, eth0 10.0.0.2, device rxe_bob
+          ├── Host bob   ── kernel with pyverbs, eth0 10.0.0.2, device rxe_bob
+          └── Desk       ── a notebook's own kernel, where one is graded
 """
 
 from __future__ import annotations
@@ -16,67 +17,23 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from . import desk as desks
 from . import microvm, state
 from .capture import Capture
 from .errors import BackendError, MachineError, UsageError
 from .faults import Fault
-from .jobs import Job
-from .kernels import DEFAULT_TIMEOUT_S, HostKernel
-from .outputs import Relay
+from .hosts import Desk, Host
+from .kernels import HostKernel
 from .paths import runtime_dir
 from .remote import Remote
 from .state import LabState
-from .topology import DEFAULT_HOSTS, DEFAULT_LAB, HOST_MEMORY_MIB, check_lab_id, plan
+from .topology import DEFAULT_HOSTS, DEFAULT_LAB, DESK, HOST_MEMORY_MIB, check_lab_id, plan
 
 __all__ = ["BACKENDS", "Host", "Lab", "default_lab", "down", "known", "labs", "running", "up"]
 
-BACKENDS: dict[str, ModuleType] = {"vm": microvm}  # name to a module with start, stop, runs
+# Name to a module with start, stop, runs and OTHER_HOSTS.
+BACKENDS: dict[str, ModuleType] = {"vm": microvm, desks.NAME: desks}
 _open: dict[str, Lab] = {}  # this process's connections, by lab id
-
-
-class Host:
-    """One host. ``name``, ``ip``, ``device``, ``gid``, ``gid_index``, ``mtu`` (path MTU, bytes)."""
-
-    def __init__(self, kernel: HostKernel, facts: dict[str, Any]) -> None:
-        self.kernel = kernel
-        self.name: str = facts["name"]
-        self.ip: str = facts["ip"]
-        self.device: str = facts["device"]
-        self.gid: str = facts["gid"]
-        self.gid_index: int = facts["gid_index"]
-        self.mtu: int = facts["mtu"]
-
-    def run(self, code: str, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        """Run code on this host with its output shown here, as ``%%on`` does.
-
-        Raises what the host raised, and the other errors of :meth:`HostKernel.run`.
-        """
-        with Relay(self.name) as relay:
-            self.kernel.run(code, timeout_s=timeout_s, on_output=relay)
-
-    def start(self, code: str, *, timeout_s: float | None = None) -> Job:
-        """Run code beside what follows; ``job.result()`` waits, replays its output, raises."""
-        return Job(self.kernel, code, timeout_s)
-
-    def get(self, name: str) -> Any:
-        """The value of a variable on this host: JSON types, bytes, numpy arrays."""
-        return self.kernel.get(name)
-
-    def put(self, **values: Any) -> None:
-        """Set variables on this host: ``lab.alice.put(x=3)``."""
-        for name, value in values.items():
-            self.kernel.put(name, value)
-
-    def interrupt(self) -> None:
-        """Stop what runs on this host now, a blocked verbs call included."""
-        self.kernel.interrupt()
-
-    def restart(self) -> None:
-        """A fresh kernel; everything of the old one is freed, RDMA resources included."""
-        self.kernel.restart()
-
-    def __repr__(self) -> str:
-        return f"<Host {self.name}: {self.ip}, {self.device}, GID {self.gid}>"
 
 
 class Lab:
@@ -91,11 +48,23 @@ class Lab:
             facts["name"]: Host(HostKernel(self.remote, facts, HOST_MEMORY_MIB), facts)
             for facts in lab_state.hosts
         }
+        self._desk: Desk | None = None
+        if lab_state.desk is not None:
+            self._desk = Desk(HostKernel(self.remote, lab_state.desk, DESK.memory_mib))
 
     @property
     def hosts(self) -> list[Host]:
         """All hosts, in order."""
         return list(self._hosts.values())
+
+    @property
+    def desk(self) -> Desk:
+        """Where a notebook's own kernel runs when it is graded; see :func:`up`."""
+        if self._desk is None:
+            raise UsageError(
+                "This lab has no desk.", next_step='rdmalab.up(lab="ID", desk=True) has one.'
+            )
+        return self._desk
 
     def __getitem__(self, name: str) -> Host:
         try:
@@ -138,6 +107,8 @@ class Lab:
         """Drop this process's connections; the hosts run on."""
         for host in self.hosts:
             host.kernel.close()
+        if self._desk is not None:
+            self._desk.kernel.close()
         self.remote.close()
         if _open.get(self.id) is self:
             del _open[self.id]
@@ -169,11 +140,12 @@ def ensure(
     *,
     lab: str | None = None,
     backend: str = "auto",
+    desk: bool = False,
     say: Callable[[str], None] = say,
 ) -> LabState:
     """The state of the lab with these hosts, started if it does not run (see :func:`up`)."""
     lab = default_lab() if lab is None else check_lab_id(lab)
-    name = "vm" if backend == "auto" else backend
+    name = default_backend() if backend == "auto" else backend
     if name not in BACKENDS:
         raise UsageError(
             f"There is no backend {backend!r} in this version; there is: {', '.join(BACKENDS)}.",
@@ -184,7 +156,8 @@ def ensure(
         with state.locked(lab, say):
             found = running(lab)
             if found is None:
-                started: LabState = BACKENDS[name].start(lab, hosts, say)
+                wanted = [*hosts, DESK] if desk else hosts
+                started: LabState = BACKENDS[name].start(lab, wanted, say)
                 return started
     except OSError as error:
         raise not_started(lab, error) from None
@@ -192,9 +165,19 @@ def ensure(
     if names and list(names) != have:
         raise BackendError(
             f"The lab {lab!r} runs already, with the hosts {', '.join(have)}.",
-            next_step="Stop it (rdmalab down), or start another: rdmalab up --lab ID ...",
+            next_step=BACKENDS[found.backend].OTHER_HOSTS,
+        )
+    if desk and found.desk is None:
+        raise BackendError(
+            f"The lab {lab!r} runs already, without a desk.",
+            next_step=BACKENDS[found.backend].OTHER_HOSTS,
         )
     return found
+
+
+def default_backend() -> str:
+    """The backend that is meant when none is named."""
+    return desks.NAME if desks.is_here() else "vm"
 
 
 def not_started(lab: str, error: OSError) -> MachineError:
@@ -221,16 +204,18 @@ def up(
     *,
     lab: str | None = None,
     backend: str = "auto",
+    desk: bool = False,
     say: Callable[[str], None] = say,
 ) -> Lab:
     """The lab, running: the one that runs already, or a new one.
 
     ``names``: hosts (default alice and bob); ``lab``: an id, for several labs at once (default
-    ``RDMALAB_LAB`` or ``default``); ``say`` hears the progress of a start. Takes about a second
-    when these hosts were started on this machine before. Raises
+    ``RDMALAB_LAB`` or ``default``); ``desk``: with a place in the guest where a notebook's own
+    kernel runs (``lab.desk``), for grading; ``say`` hears the progress of a start. Takes about
+    a second when these hosts were started on this machine before. Raises
     :class:`~rdmalab.errors.RdmalabError`.
     """
-    found = ensure(names, lab=lab, backend=backend, say=say)
+    found = ensure(names, lab=lab, backend=backend, desk=desk, say=say)
     opened = _open.get(found.lab)
     if opened is not None and opened.state == found:
         return opened
@@ -248,7 +233,8 @@ def down(lab: str | None = None) -> bool:
     if opened is not None:
         opened.close()
     with state.locked(lab, say, deadline_s=60):
-        return microvm.stop(lab)
+        stopped: bool = BACKENDS[default_backend()].stop(lab)
+        return stopped
 
 
 def labs() -> Iterator[LabState]:

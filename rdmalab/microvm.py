@@ -8,47 +8,50 @@ the time, randomness and the lab's identity, and gets back the keys of its kerne
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from . import qemu, qmp, snapshot
+from . import overlay, qemu, qmp, snapshot
 from .bootport import GuestPanic, collect, launched
 from .cpio import write_cpio
 from .errors import BackendError
 from .image import GuestImage, Step, build_image, find_image
 from .paths import runtime_dir
 from .state import LabState, lab_folder, process_started, write
-from .topology import HostPlan, mac_addresses
+from .topology import DESK, HostPlan, mac_addresses
 
-__all__ = ["guests", "runs", "start", "stop"]
+__all__ = ["OTHER_HOSTS", "guests", "runs", "start", "stop"]
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 CONTROL_PORT = 7000
+LOOPBACK = "127.0.0.1"
 BASE_RAM_MIB = 320
+DESK_RAM_MIB = 112  # for what the desk's kernels share, beside their own
 BOOT_TRIES = 3
-BOOT_S = {"tcg": 180.0, "kvm": 40.0}  # until the kernels are parked
+BOOT_S = {"tcg": 240.0, "kvm": 40.0}  # until the kernels are parked
 THAW_S = {"tcg": 60.0, "kvm": 20.0}  # from -incoming until the kernels answer
+OTHER_HOSTS = "Stop it (rdmalab down), or start another: rdmalab up --lab ID ..."
 Say = Callable[[str], None]
 
 
 def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
     """Bring the hosts up; writes their state file and returns what is in it.
 
-    ``say`` hears what is going on, in short sentences. Raises :class:`BackendError`,
-    :class:`~rdmalab.errors.MachineError` or :class:`~rdmalab.errors.ImageError`; then nothing
+    The desk, if it is wanted, is the last of ``hosts``. ``say`` hears what is going on, in short
+    sentences. Raises :class:`BackendError`, :class:`~rdmalab.errors.MachineError` or
+    :class:`~rdmalab.errors.ImageError`; then nothing
     of the lab is left.
     """
     begin = time.monotonic()
     image = ensure_image(say)
     machine = plan_machine(image, hosts)
-    files = host_side(hosts)
-    key = snapshot.snapshot_key(image.id, digest(files), machine.describe())
+    files = overlay.files(hosts)
+    key = snapshot.snapshot_key(image.id, overlay.digest(files), machine.describe())
     try:
         folder = fresh_folder(lab)
         saved, why_not = snapshot.find(key, machine.qemu.banner)
@@ -146,32 +149,12 @@ def plan_machine(image: GuestImage, hosts: list[HostPlan]) -> qemu.Machine:
     found = qemu.find_qemu()
     accel = qemu.choose_accel(image, found)
     ram = BASE_RAM_MIB + sum(host.memory_mib for host in hosts)
+    ram += DESK_RAM_MIB if DESK in hosts else 0
     ports = [CONTROL_PORT]
     ports += [
         CONTROL_PORT + 100 + 10 * i + c for i in range(len(hosts)) for c in range(len(CHANNELS))
     ]
     return qemu.Machine(found, accel, qemu.cpus(), ram, tuple(ports))
-
-
-def host_side(hosts: list[HostPlan]) -> dict[str, bytes]:
-    """The files laid over the guest's root at boot: the host side of this package, the plan."""
-    source = Path(__file__).parent / "hostside"
-    files = {}
-    for file in sorted(source.glob("*.py")):
-        folder = "opt/rdmalab" if file.name == "boot.py" else "opt/rdmalab/rdmalab"
-        files[f"overlay/{folder}/{file.name}"] = file.read_bytes()
-    macs = mac_addresses("", "", [host.name for host in hosts])
-    plan = {"hosts": [host.for_guest(macs[host.name]) for host in hosts]}
-    files["overlay/opt/rdmalab/lab.json"] = json.dumps(plan).encode()
-    return files
-
-
-def digest(files: dict[str, bytes]) -> str:
-    """One checksum over names and contents."""
-    total = hashlib.sha256()
-    for name, data in files.items():
-        total.update(f"{name}\0{len(data)}\0".encode() + data)
-    return total.hexdigest()
 
 
 def fresh_folder(lab: str) -> Path:
@@ -236,6 +219,18 @@ def boot_and_save(
     snapshot.keep(ram, new.ram)
 
 
+def thaw_order(lab: str, machine: qemu.Machine, hosts: list[HostPlan]) -> dict[str, Any]:
+    """What makes a restored guest this lab's: its name, time, randomness and addresses."""
+    return {
+        "op": "thaw",
+        "lab": lab,
+        "time": time.time(),
+        "seed": base64.b64encode(secrets.token_bytes(64)).decode(),
+        "macs": mac_addresses(str(os.getuid()), lab, [h.name for h in hosts if h != DESK]),
+        "machine": {"accel": machine.accel.name, "accel_why": machine.accel.why},
+    }
+
+
 def restore(
     lab: str,
     folder: Path,
@@ -254,15 +249,14 @@ def restore(
     with launched(folder, line) as boot:
         with qmp.monitor(folder / "qmp.sock") as monitor:
             qmp.migrate_in(monitor, saved.state)
-            macs = mac_addresses(str(os.getuid()), lab, [host.name for host in hosts])
-            seed = base64.b64encode(secrets.token_bytes(64)).decode()
-            boot.send({"op": "thaw", "lab": lab, "time": time.time(), "seed": seed, "macs": macs})
+            boot.send(thaw_order(lab, machine, hosts))
             ports = qmp.forwards(monitor)
             event = boot.read(THAW_S[machine.accel.name], lambda _: None)
         if event.get("event") != "ready":
             raise BackendError(f"The guest says {event} instead of being ready.")
-        for host in event["hosts"]:
-            host["kernel"]["ports"] = {n: ports[p] for n, p in host["kernel"]["ports"].items()}
+        for host in [*event["hosts"], *([event["desk"]] if "desk" in event else [])]:
+            outside = {n: ports[p] for n, p in host["kernel"]["ports"].items()}
+            host["kernel"].update(ip=LOOPBACK, ports=outside)
         state = LabState(
             lab=lab,
             backend="vm",
@@ -273,7 +267,8 @@ def restore(
             pid=boot.pid,
             started=process_started(boot.pid) or 0.0,
             hosts=event["hosts"],
-            control={"port": ports[event["port"]], "curve": event["curve"]},
+            control={"ip": LOOPBACK, "port": ports[event["port"]], "curve": event["curve"]},
+            desk=event.get("desk"),
         )
         write(state)
         boot.send({"op": "commit"})

@@ -189,7 +189,7 @@ class Remote:
         wire.curve_serverkey = self.state.control["curve"].encode()
         wire.setsockopt(zmq.LINGER, 0)
         wire.setsockopt(zmq.RCVHWM, 0)
-        wire.connect(f"tcp://127.0.0.1:{self.state.control['port']}")
+        wire.connect("tcp://{ip}:{port}".format(**self.state.control))
         todo = self._context.socket(zmq.PAIR)
         todo.connect("inproc://out")
         ready.set()

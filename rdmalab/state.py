@@ -33,7 +33,8 @@ class LabState:
     """A running lab, as its state file has it.
 
     ``hosts``: name, ip, device, gid, gid_index, mtu (path MTU, bytes), mac, and ``kernel`` with
-    its keys and ports on 127.0.0.1. ``control``: the control service's port and public key.
+    its keys, address and ports. ``control``: the control service's address, port and public key.
+    ``desk``: name and ``kernel`` of the desk, if the lab has one.
     ``ready_s``: how long the start took, in seconds.
     """
 
@@ -47,6 +48,7 @@ class LabState:
     started: float
     hosts: list[dict[str, Any]]
     control: dict[str, Any] = field(default_factory=dict)
+    desk: dict[str, Any] | None = None
 
     def alive(self) -> bool:
         """Whether the lab's process still runs."""

@@ -20,15 +20,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .errors import BackendError
+from .hostside.errands import capture_line
 from .pcap import PcapReader, Record
 from .remote import Command, Remote
 
-__all__ = ["MAX_PACKETS", "SNAPLEN_BYTES", "Figures", "Tap", "command"]
+__all__ = ["MAX_PACKETS", "SNAPLEN_BYTES", "Figures", "Tap"]
 
-ROCE_PORT = 4791
 MAX_PACKETS = 10_000
 SNAPLEN_BYTES = 4352  # a whole frame on a wire of MTU 4200
-BUFFER_KIB = 8192  # of the guest kernel's memory, for what tcpdump has not read yet
 LISTEN_DEADLINE_S = 20.0
 ANSWER_DEADLINE_S = 5.0
 QUIET_S = 0.02  # between two looks
@@ -47,22 +46,22 @@ class Figures(NamedTuple):
     dropped: int
 
 
-def command(max_packets: int = MAX_PACKETS, snaplen: int = SNAPLEN_BYTES) -> list[str]:
-    """The tcpdump command line, for readers and for the guest."""
-    words = ["tcpdump", "-i", "eth0", "--no-promiscuous-mode"]
-    words += ["--immediate-mode", "--packet-buffered"]  # neither kernel nor tcpdump holds back
-    limits = ["-s", str(snaplen), "-B", str(BUFFER_KIB), "-c", str(max_packets)]
-    return [*words, *limits, "-w", "-", f"udp dst port {ROCE_PORT}"]
-
-
 class Tap:
     """One run of tcpdump. ``records``: what it has written; ``failed``: what broke it off.
 
-    ``figures``: tcpdump's own count. ``whole``: False if the last packets may be missing.
+    ``argv``: its command line, for readers. ``figures``: tcpdump's own count.
+    ``whole``: False if the last packets may be missing.
     """
 
-    def __init__(self, remote: Remote, host: str, argv: list[str]) -> None:
-        self.host, self.argv = host, argv
+    def __init__(
+        self,
+        remote: Remote,
+        host: str,
+        max_packets: int = MAX_PACKETS,
+        snaplen: int = SNAPLEN_BYTES,
+    ) -> None:
+        self.host, self.argv = host, capture_line(max_packets, snaplen)
+        self._errand = ["capture", str(max_packets), str(snaplen)]
         self.reader = PcapReader()
         self.records: list[Record] = []
         self.figures = Figures(0, 0, 0)
@@ -92,7 +91,7 @@ class Tap:
         """Start it; returns when it listens. Raises :class:`BackendError` with its reason."""
         try:
             self._command = self._stack.enter_context(
-                self._remote.start("root", self.argv, host=self.host)
+                self._remote.start("errand", self._errand, host=self.host)
             )
             self._thread = threading.Thread(
                 target=self._listen, name=f"rdmalab-capture-{self.host}", daemon=True

@@ -19,6 +19,7 @@ from .errors import UsageError
 __all__ = [
     "DEFAULT_HOSTS",
     "DEFAULT_LAB",
+    "DESK",
     "LAB_ID",
     "MAX_HOSTS",
     "HostPlan",
@@ -35,6 +36,7 @@ LAB_ID = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}\Z")
 ETHERNET_MTU = 4200  # bytes; 4096 of payload and the RoCEv2 headers fit, as they do in 1024
 HOST_MEMORY_MIB = 160  # for a host's processes; measured: an idle kernel takes about 25
 HOST_PIDS = 256
+DESK_MEMORY_MIB = 256  # a notebook's kernel with matplotlib and scapy, which it shares, takes 60
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,18 @@ def plan(names: Sequence[str]) -> list[HostPlan]:
                 f"{name!r} cannot be a host's name.",
                 next_step="Use up to 12 small letters and digits that begin with a letter.",
             )
+        if name == DESK.name:
+            raise UsageError(f"{name!r} is no host's name: lab.desk is something else.")
         if list(names).count(name) > 1:
             raise UsageError(f"The host name {name!r} is given twice.")
     return [
         HostPlan(name, f"10.0.0.{index}", f"rxe_{name}")
         for index, name in enumerate(names, start=1)
     ]
+
+
+# Where a notebook's own kernel runs when it is graded: no address and no device of its own.
+DESK = HostPlan("desk", "", "", mtu=0, memory_mib=DESK_MEMORY_MIB)
 
 
 def check_lab_id(lab: str) -> str:

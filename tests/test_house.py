@@ -39,11 +39,11 @@ ORDER: dict[str, tuple[str, ...]] = {
         # what hosts boot from
         "recipe manifest leash builder shelf image",
         # where hosts live
-        "state console qemu qmp snapshot bootport microvm remote containers local",
+        "state desk console qemu qmp snapshot bootport overlay microvm remote containers local",
         # what a notebook talks to
         "outputs channels kernels jobs faults",
         "opcodes packets pcap decoder anatomy sequence ladder tap capture",
-        "lab magics notebook",
+        "hosts lab magics notebook",
         # pictures
         "view",
         # the other ways in
@@ -56,15 +56,15 @@ ORDER: dict[str, tuple[str, ...]] = {
         "__init__ __main__",
     ),
     "rdmalab.hostside": (
-        "__init__ values",  # `here`: in the guest this package is named rdmalab
-        "network cgroup container hostkernel hostinit",
+        "__init__ values errands",  # `here`: in the guest this package is named rdmalab
+        "network cgroup deskseat container hostkernel hostinit",
         # RDMA itself, what learners import: data; pieces; a whole end of a connection
         "qpstate statuses mishaps card ledger refusals reasons",
         "orphans guards memory bringup orders arrivals explanation",
         "connection verbs",
         "qpcall qpmove inventory answers",  # what the notebook's pictures and tables show and do
         "tools rounds percentiles measure",  # how long a message takes
-        "hostlink nursery control agent boot",
+        "hostlink nursery commands control agent boot",
     ),
     "rdmalab.view": (
         "asking theme quantity picture axes",
@@ -111,6 +111,7 @@ SHARED = (
     "rdmalab.hostside.values",  # how a value is written down
     "rdmalab.hostside.qpstate",  # the states of a queue pair, as the specification draws them
     "rdmalab.hostside.qpcall",  # the text of the call that moves one
+    "rdmalab.hostside.errands",  # what is done with the guest's rights: faults, captures
 )
 
 # What `import rdmalab` must not pull in: a learner waits for it in every notebook.

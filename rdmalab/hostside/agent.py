@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from . import network
-from .hostlink import CHANNELS, CONTROL_PORT, GUEST_ADDRESS, HostLink, listen, say
+from .hostlink import CHANNELS, CONTROL_PORT, DESK_PORT, GUEST_ADDRESS, HostLink, listen, say
 from .network import HostSpec
 
 __all__ = ["Agent", "main"]
@@ -38,8 +38,9 @@ PLAN_FILE = Path("/opt/rdmalab/lab.json")
 PORT_NAME = "org.rdmalab.boot"
 MODULES = ("virtio_net", "veth", "bridge", "ib_uverbs", "rdma_rxe", "rdma_ucm")
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
-BOOT_DEADLINE_S = 240.0  # longer than any controller waits
+BOOT_DEADLINE_S = 300.0  # longer than any controller waits
 TELL_MS = 5000
+PARK_S = 120  # for one host's kernel to be parked, once the nursery is ready
 PARKED_DEADLINE_S = 120.0  # a guest that nobody thaws in this time powers itself off
 
 
@@ -92,12 +93,29 @@ def reseed(seed: bytes) -> None:
         fcntl.ioctl(device, RNDRESEEDCRNG)
 
 
+def fresh_keys() -> dict[str, str]:
+    """Keys, and a seed for random numbers, for one kernel."""
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    return {
+        "key": secrets.token_hex(32),
+        "session": secrets.token_hex(16),
+        "curve_publickey": public.decode(),
+        "curve_secretkey": secret.decode(),
+        "seed": base64.b64encode(os.urandom(32)).decode(),
+    }
+
+
 class Agent:
     """Process 1 once the guest is set up. ``boot`` builds the hosts, ``serve`` never returns."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.specs = [HostSpec(**facts) for facts in plan["hosts"]]
+        self.desk_spec = HostSpec(**plan["desk"]) if "desk" in plan else None
         self.hosts: dict[str, HostLink] = {}
+        self.desk: HostLink | None = None
+        self.doors: dict[str, tuple[bytes, bytes]] = {}  # whose: public and secret key
 
     def boot(self, nursery_sock: socket.socket) -> None:
         """Network, devices, hosts; returns when every kernel is parked."""
@@ -113,9 +131,13 @@ class Agent:
         Path("/etc/hosts").write_text(f"127.0.0.1\tlocalhost\n{hosts_file}")
         for index, spec in enumerate(self.specs):
             self.hosts[spec.name] = self.order_host(nursery_sock, index, spec)
+        if self.desk_spec:
+            self.desk = self.order_host(nursery_sock, len(self.specs), self.desk_spec)
         for link in self.hosts.values():
             link.mtu = network.active_mtu(link.spec.device)
             self.wait_parked(link)
+        if self.desk:
+            self.wait_parked(self.desk)
         nursery_sock.close()
         say("kernels are parked")
 
@@ -132,7 +154,7 @@ class Agent:
 
     def wait_parked(self, link: HostLink) -> None:
         """Follow one host until its kernel waits for keys."""
-        link.sock.settimeout(60)
+        link.sock.settimeout(PARK_S)
         while link.state != "parked":
             data = link.sock.recv(65536)
             event = json.loads(data) if data else {"event": "failed", "detail": "host init is gone"}
@@ -150,38 +172,28 @@ class Agent:
 
         time.clock_settime(time.CLOCK_REALTIME, order["time"])
         reseed(base64.b64decode(order["seed"]))
-        public, secret = zmq.curve_keypair()
-        reply: dict[str, Any] = {"event": "ready", "curve": public.decode(), "port": CONTROL_PORT}
-        reply["hosts"] = []
+        self.doors["owner"] = zmq.curve_keypair()
+        reply: dict[str, Any] = {"event": "ready", "port": CONTROL_PORT}
+        reply["curve"] = self.doors["owner"][0].decode()
         for link in self.hosts.values():
             self.introduce(link, order)
-        for link in self.hosts.values():
+        reply["hosts"] = [self.facts(link, order) for link in self.hosts.values()]
+        if self.desk:
+            self.doors["desk"] = zmq.curve_keypair()
+            self.introduce_desk(self.desk, reply["hosts"], order)
+            reply["desk"] = {"name": self.desk.spec.name, "kernel": self.kernel(self.desk)}
+        for link in self.links().values():
             self.wait_ready(link)
-            facts = {key: link.here[key] for key in ("name", "ip", "device", "gid", "mtu")}
-            facts["gid_index"] = network.find_gid(link.spec.device, link.spec.ip)
-            ports = {name: sock.getsockname()[1] for name, sock in link.listeners.items()}
-            kernel = {
-                "key": link.keys["key"],
-                "curve": link.keys["curve_publickey"],
-                "ports": ports,
-            }
-            reply["hosts"].append({**facts, "mac": order["macs"][link.spec.name], "kernel": kernel})
-        self.curve = (public, secret)
         return reply
+
+    def links(self) -> dict[str, HostLink]:
+        """All containers by name: the hosts and, if there is one, the desk."""
+        return {**self.hosts, **({self.desk.spec.name: self.desk} if self.desk else {})}
 
     def introduce(self, link: HostLink, order: dict[str, Any]) -> None:
         """Tell one host who it is and give its kernel keys of its own."""
-        import zmq
-
         spec = link.spec
-        public, secret = zmq.curve_keypair()
-        link.keys = {
-            "key": secrets.token_hex(32),
-            "session": secrets.token_hex(16),
-            "curve_publickey": public.decode(),
-            "curve_secretkey": secret.decode(),
-            "seed": base64.b64encode(os.urandom(32)).decode(),
-        }
+        link.keys = fresh_keys()
         link.here = {
             "lab": order["lab"],
             "name": spec.name,
@@ -192,13 +204,31 @@ class Agent:
             "mtu": link.mtu,
             "peers": {other.name: other.ip for other in self.specs},
         }
-        message = {
-            "op": "kernel",
-            "keys": link.keys,
-            "here": link.here,
-            "mac": order["macs"][spec.name],
-        }
+        mac = order["macs"][spec.name]
+        message = {"op": "kernel", "keys": link.keys, "here": link.here, "mac": mac}
         link.sock.send(json.dumps(message).encode())
+
+    def introduce_desk(
+        self, link: HostLink, hosts: list[dict[str, Any]], order: dict[str, Any]
+    ) -> None:
+        """Give the desk's kernel its keys, and what it must know to speak with the hosts."""
+        curve = self.doors["desk"][0].decode()
+        control = {"ip": GUEST_ADDRESS, "port": DESK_PORT, "curve": curve}
+        facts = {"hosts": hosts, "control": control, **order["machine"]}
+        link.keys = fresh_keys()
+        link.sock.send(json.dumps({"op": "kernel", "keys": {**link.keys, "lab": facts}}).encode())
+
+    def facts(self, link: HostLink, order: dict[str, Any]) -> dict[str, Any]:
+        """What a controller must know of one host."""
+        facts = {key: link.here[key] for key in ("name", "ip", "device", "gid", "mtu")}
+        facts["gid_index"] = network.find_gid(link.spec.device, link.spec.ip)
+        return {**facts, "mac": order["macs"][link.spec.name], "kernel": self.kernel(link)}
+
+    def kernel(self, link: HostLink) -> dict[str, Any]:
+        """How to reach a kernel and how to speak with it."""
+        ports = {name: sock.getsockname()[1] for name, sock in link.listeners.items()}
+        keys = {"key": link.keys["key"], "curve": link.keys["curve_publickey"]}
+        return {**keys, "ip": GUEST_ADDRESS, "ports": ports}
 
     def wait_ready(self, link: HostLink) -> None:
         """Follow one host until its kernel serves."""
@@ -252,9 +282,10 @@ def main(nursery_sock: socket.socket) -> NoReturn:
         agent = Agent(json.loads(PLAN_FILE.read_text()))
         agent.boot(nursery_sock)
         converse(agent)
-        from .control import ControlServer
+        from .control import ControlServer, Door
 
-        ControlServer(agent.hosts, agent.curve).serve()
+        doors = [Door(keys, is_desks=whose == "desk") for whose, keys in agent.doors.items()]
+        ControlServer(agent.links(), doors).serve()
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     subprocess.run(["dmesg"], check=False, timeout=10)

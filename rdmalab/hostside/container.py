@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import HERE_FILE, Here
+from . import HERE_FILE, Here, deskseat
 from .cgroup import Cgroup
 from .network import HostSpec, uverbs_node
 
@@ -67,9 +67,14 @@ def set_up(spec: HostSpec) -> None:
     Path("/proc/self/oom_score_adj").write_text("-1000")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
+    if not spec.is_desk:
+        Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 2147483647")
+    libc.umount2(b"/sys", MNT_DETACH)  # with the guest's control groups
     mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
     make_dev(spec)
+    for folder in deskseat.COVERED if spec.is_desk else (deskseat.FOLDER,):
+        if os.path.isdir(folder):
+            mount("tmpfs", folder, "tmpfs", MS_RDONLY, "mode=000")
     mount("tmpfs", "/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     make_folders(spec)
     # What is no file and has no owner any more would outlive its processes and fill their memory.
@@ -122,6 +127,14 @@ def make_dev(spec: HostSpec) -> None:
         ("stderr", "fd/2"),
     ):
         os.symlink(f"/proc/self/{target}", f"/dev/{link}")
+    os.umask(0o022)
+    if not spec.is_desk:
+        make_verbs_nodes(spec)
+
+
+def make_verbs_nodes(spec: HostSpec) -> None:
+    """The device nodes of this host's RDMA device and of rdma_cm."""
+    os.umask(0)
     node, major, minor = uverbs_node(spec.device)
     os.mknod(f"/dev/infiniband/{node}", 0o666 | stat.S_IFCHR, os.makedev(major, minor))
     cm = Path("/sys/class/misc/rdma_cm/dev").read_text().strip().split(":")
@@ -177,6 +190,7 @@ def lower_rights(spec: HostSpec, cgroup: Cgroup, leaf: str, *, root: bool = Fals
         os.setresuid(LEARNER_UID, LEARNER_UID, LEARNER_UID)
     os.environ.clear()
     os.environ.update(environment(spec.name, "root" if root else "learner"))
+    os.environ.update(deskseat.environment() if spec.is_desk else {})
     os.chdir(HOME)
 
 

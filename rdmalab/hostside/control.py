@@ -1,212 +1,184 @@
-"""The control service of a running guest: one ROUTER socket with CurveZMQ.
+"""The control service of a running guest: ROUTER sockets with CurveZMQ, one for each door.
 
 A request is two frames or more: JSON ``{"id": ..., "op": ...}`` and binary frames. Replies carry
 the same ``id``. ``hello`` makes a client known; from then on it also gets events::
 
     {"event": "kernel", "host": "alice", "state": "died" | "ready", "code": -11, "oom": false}
 
-Operations: ``hello``, ``hosts``, ``interrupt``, ``restart``, ``exec`` (streams ``stdout`` and
-``stderr`` frames, then ``exit``), ``signal``, ``root`` (a command with the guest's own rights, for
-faults and captures; only the lab's owner has the key to ask for it).
+Operations: ``hello``, ``interrupt``, ``restart``, ``exec`` (streams ``stdout`` and ``stderr``
+frames, then ``exit``), ``signal``, ``ack``, ``errand`` (a fault or a capture, see ``errands``),
+``log``, ``root`` (any command with the guest's own rights).
+
+The lab's owner comes in by a door where all of this can be had. The desk, if there is one, has a
+door of its own, with a key of its own: what it asks for is about hosts, and never as root.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import zmq
 
-from . import network
-from .hostlink import CONTROL_PORT, GUEST_ADDRESS, HostLink, listen, say
+from . import errands, network
+from .commands import Client, Commands
+from .hostlink import CONTROL_PORT, DESK_PORT, GUEST_ADDRESS, HostLink, listen, say
 
-__all__ = ["ControlServer", "Running"]
+__all__ = ["ControlServer", "Door"]
 
-CHUNK = 65536  # bytes of output a frame carries at most
-WINDOW = 4 << 20  # bytes sent to a client and not yet acknowledged before its command is paused
+DESK_OPS = {"hello", "interrupt", "restart", "exec", "signal", "ack", "errand"}
+DESK_COMMANDS = 16  # at the same time
+DESK_REQUEST_BYTES = 1 << 20
 
 
-@dataclass
-class Running:
-    """One command of a client, and the read ends of its output pipes by descriptor."""
+@dataclass(frozen=True)
+class Door:
+    """One way in. ``curve``: its public and secret key; who knows the public one may knock."""
 
-    client: bytes
-    ident: Any
-    host: str | None
-    pipes: dict[int, str] = field(default_factory=dict)
-    code: int | None = None
-    ended: float = 0.0
-    unacked: int = 0
-    process: subprocess.Popen[bytes] | None = None
+    curve: tuple[bytes, bytes]
+    is_desks: bool = False
+
+    def open(self) -> zmq.Socket[bytes]:
+        """The socket behind it, listening."""
+        port = DESK_PORT if self.is_desks else CONTROL_PORT
+        router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = self.curve
+        router.setsockopt(zmq.USE_FD, listen(port).detach())
+        router.setsockopt(zmq.SNDHWM, 0)  # nothing is dropped; WINDOW bounds what waits
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to one that is gone: an error
+        if self.is_desks:
+            router.setsockopt(zmq.MAXMSGSIZE, DESK_REQUEST_BYTES)
+        router.bind(f"tcp://{GUEST_ADDRESS}:{port}")
+        return router
 
 
 class ControlServer:
-    """Serves the controller's processes until the guest is switched off."""
+    """Serves the controller's processes until the guest is switched off.
 
-    def __init__(self, hosts: dict[str, HostLink], curve: tuple[bytes, bytes]) -> None:
-        self.hosts = hosts
-        self.clients: dict[bytes, float] = {}
-        self.running: dict[int, Running] = {}
-        self.waiting: dict[str, list[tuple[bytes, Any]]] = {name: [] for name in hosts}
-        self.next_id = 1
+    ``hosts``: all containers by name, the desk included.
+    """
+
+    def __init__(self, hosts: dict[str, HostLink], doors: list[Door]) -> None:
+        self.hosts, self.doors = hosts, doors
+        self.routers = [door.open() for door in doors]
+        self.clients: dict[Client, float] = {}
+        self.waiting: dict[str, list[tuple[Client, Any]]] = {name: [] for name in hosts}
         self.next_look = 0.0
-        self.listener = listen(CONTROL_PORT)
-        self.router = zmq.Context().socket(zmq.ROUTER)
-        self.router.curve_server = True
-        self.router.curve_publickey, self.router.curve_secretkey = curve
-        self.router.setsockopt(zmq.USE_FD, self.listener.fileno())
-        self.router.setsockopt(zmq.SNDHWM, 0)  # nothing is dropped; WINDOW bounds what waits
-        self.router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to one that is gone: an error
-        self.router.bind(f"tcp://{GUEST_ADDRESS}:{CONTROL_PORT}")
         self.poller = zmq.Poller()
-        self.poller.register(self.router, zmq.POLLIN)
-        for link in hosts.values():
-            self.poller.register(link.sock, zmq.POLLIN)
+        self.commands = Commands(self.poller, self.send)
+        for watched in (*self.routers, *(link.sock for link in hosts.values())):
+            self.poller.register(watched, zmq.POLLIN)
 
     def serve(self) -> NoReturn:
         """One event at a time, for ever; an error in one request ends that request only."""
         by_fd = {link.sock.fileno(): link for link in self.hosts.values()}
         while True:
-            for source, _ in self.poller.poll(1000 if self.running else 60000):
-                if source is self.router:
-                    self.on_request()
+            for source, _ in self.poller.poll(1000 if self.commands.running else 60000):
+                if source in self.routers:
+                    self.on_request(self.routers.index(source))
                 elif isinstance(source, int) and source in by_fd:
                     self.on_host(by_fd[source])
                 elif isinstance(source, int):
-                    self.on_output(source)
-            self.reap()
+                    self.commands.on_output(source)
+            self.commands.reap()
             self.look_after_clients()
 
-    def send(self, client: bytes, ident: Any, content: dict[str, Any], *buffers: bytes) -> None:
+    def send(self, client: Client, ident: Any, content: dict[str, Any], *buffers: bytes) -> None:
         """One reply or event; a client that has gone away is forgotten."""
         head = json.dumps({"id": ident, **content}).encode()
         try:
-            self.router.send_multipart([client, head, *buffers])
+            self.routers[client.door].send_multipart([client.name, head, *buffers])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self.forget(client)
+            self.clients.pop(client, None)
+            self.commands.forget(client)
 
     def look_after_clients(self) -> None:
         """Notice, within a second or two, clients that were killed while a command of theirs runs.
 
         Only sending shows whether somebody is still there.
         """
-        if self.running and time.monotonic() > self.next_look:
+        if self.commands.running and time.monotonic() > self.next_look:
             self.next_look = time.monotonic() + 1.0
-            for client in {job.client for job in self.running.values()}:
+            for client in {job.client for job in self.commands.running.values()}:
                 self.send(client, None, {"event": "are you there?"})
-
-    def forget(self, client: bytes) -> None:
-        """A client has gone away: its commands end, for nobody could end them any more."""
-        self.clients.pop(client, None)
-        for number, job in self.running.items():
-            if job.client == client and job.code is None:
-                self.signal_command(number, job, signal.SIGKILL)
 
     # --- requests ---------------------------------------------------------------------------
 
-    def on_request(self) -> None:
+    def on_request(self, door: int) -> None:
         """Carry out one request of a client."""
-        client, head, *_ = self.router.recv_multipart()
-        request: dict[str, Any] = {}
+        name, *frames = self.routers[door].recv_multipart()
+        client = Client(door, name)
+        request: Any = {}
         try:
-            request = json.loads(head)
+            request = json.loads(frames[0])
             self.clients[client] = time.monotonic()
+            if self.doors[door].is_desks:
+                self.limit(client, request)
             handler = getattr(self, f"op_{request['op']}")
             handler(client, request)
         except Exception as error:  # a bad request must not end process 1
-            say(f"request failed: {error!r}")
-            self.send(client, request.get("id"), {"error": f"{type(error).__name__}: {error}"})
+            say(f"request failed: {error!r}"[:500])
+            ident = request.get("id") if isinstance(request, dict) else None
+            self.send(client, ident, {"error": f"{type(error).__name__}: {error}"[:1000]})
 
-    def op_hello(self, client: bytes, request: dict[str, Any]) -> None:
+    def limit(self, client: Client, request: dict[str, Any]) -> None:
+        """Refuse what the desk may not ask for: ``PermissionError``."""
+        if request["op"] not in DESK_OPS or request.get("root"):
+            raise PermissionError("only the lab's owner may ask for that")
+        if "host" in request and not self.hosts[request["host"]].spec.device:
+            raise PermissionError("the desk may ask for hosts only")
+        mine = [job for job in self.commands.running.values() if job.client.door == client.door]
+        if request["op"] in ("exec", "errand") and len(mine) >= DESK_COMMANDS:
+            raise PermissionError(f"{DESK_COMMANDS} commands run already")
+
+    def op_hello(self, client: Client, request: dict[str, Any]) -> None:
         """Names, states; the client is sent events from now on."""
         states = {name: link.state for name, link in self.hosts.items()}
         self.send(client, request["id"], {"ok": True, "hosts": states, "time": time.time()})
 
-    def op_interrupt(self, client: bytes, request: dict[str, Any]) -> None:
+    def op_interrupt(self, client: Client, request: dict[str, Any]) -> None:
         """SIGINT to the host's kernel."""
         self.hosts[request["host"]].sock.send(b'{"op": "interrupt"}')
         self.send(client, request["id"], {"ok": True})
 
-    def op_restart(self, client: bytes, request: dict[str, Any]) -> None:
+    def op_restart(self, client: Client, request: dict[str, Any]) -> None:
         """A fresh kernel; answered when it serves."""
         link = self.hosts[request["host"]]
         link.state = "restarting"
         self.waiting[link.spec.name].append((client, request["id"]))
         link.sock.send(b'{"op": "restart"}')
 
-    def op_exec(self, client: bytes, request: dict[str, Any]) -> None:
+    def op_exec(self, client: Client, request: dict[str, Any]) -> None:
         """A command on a host, as its ordinary user or (``root``) as its administrator."""
-        link = self.hosts[request["host"]]
-        number, ends = self.start(client, request, link.spec.name)
-        order = {"op": "exec", "id": number, "argv": request["argv"], "root": request.get("root")}
-        socket.send_fds(link.sock, [json.dumps(order).encode()], ends)
-        for end in ends:
-            os.close(end)
+        link, root = self.hosts[request["host"]], bool(request.get("root"))
+        self.commands.on_host(client, request["id"], link, request["argv"], root)
 
-    def op_root(self, client: bytes, request: dict[str, Any]) -> None:
+    def op_errand(self, client: Client, request: dict[str, Any]) -> None:
+        """A fault or a capture on a host's link, in the errand's own words."""
+        host = self.hosts[request["host"]].spec.name
+        self.commands.in_guest(client, request["id"], errands.line(request["argv"], host))
+
+    def op_root(self, client: Client, request: dict[str, Any]) -> None:
         """A command with the guest's rights, in a host's network namespace if ``host`` is given."""
-        number, (out, err) = self.start(client, request, request.get("host"))
-        argv = request["argv"]
-        if request.get("host"):
-            argv = ["ip", "netns", "exec", request["host"], *argv]
-        try:
-            self.running[number].process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
-        finally:
-            os.close(out)
-            os.close(err)
+        argv = errands.inside(request["argv"], request.get("host"))
+        self.commands.in_guest(client, request["id"], argv)
 
-    def start(
-        self, client: bytes, request: dict[str, Any], host: str | None
-    ) -> tuple[int, list[int]]:
-        """Make the pipes of a new command. Returns its number and the write ends."""
-        number, self.next_id = self.next_id, self.next_id + 1
-        job = Running(client, request["id"], host)
-        ends = []
-        for stream in ("stdout", "stderr"):
-            read, write = os.pipe2(os.O_CLOEXEC)
-            job.pipes[read] = stream
-            ends.append(write)
-            self.poller.register(read, zmq.POLLIN)
-        self.running[number] = job
-        return number, ends
-
-    def op_signal(self, client: bytes, request: dict[str, Any]) -> None:
+    def op_signal(self, client: Client, request: dict[str, Any]) -> None:
         """A signal to a command that this client started earlier."""
-        for number, job in self.running.items():
-            if (job.client, job.ident) == (client, request["target"]):
-                self.signal_command(number, job, request["signal"])
+        self.commands.signal(client, request["target"], request["signal"])
         self.send(client, request["id"], {"ok": True})
 
-    def signal_command(self, number: int, job: Running, signum: int) -> None:
-        """A signal to a command and all of its process group."""
-        if job.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.process.pid, signum)
-        elif job.host is not None:
-            order = {"op": "signal", "id": number, "signal": signum}
-            self.hosts[job.host].sock.send(json.dumps(order).encode())
-
-    def op_ack(self, client: bytes, request: dict[str, Any]) -> None:
+    def op_ack(self, client: Client, request: dict[str, Any]) -> None:
         """The client has taken so many bytes of a command's output; no reply."""
-        for job in self.running.values():
-            if (job.client, job.ident) == (client, request["target"]):
-                job.unacked -= request["size"]
-                for fd in job.pipes:
-                    self.poller.register(fd, zmq.POLLIN)
+        self.commands.acknowledge(client, request["target"], request["size"])
 
-    def op_log(self, client: bytes, request: dict[str, Any]) -> None:
+    def op_log(self, client: Client, request: dict[str, Any]) -> None:
         """The kernel's log."""
         text = network.run(["dmesg"])
         self.send(client, request["id"], {"ok": True, "log": text[-200_000:]})
@@ -222,9 +194,7 @@ class ControlServer:
             return
         event = json.loads(data)
         if event["event"] == "exit":
-            job = self.running.get(event["id"])
-            if job is not None:
-                job.code, job.ended = event["code"], time.monotonic()
+            self.commands.ended(event["id"], event["code"])
         else:
             self.on_kernel_state(link, event)
 
@@ -247,49 +217,3 @@ class ControlServer:
                 )
                 self.send(client, ident, answer)
             self.waiting[name].clear()
-
-    def on_output(self, fd: int) -> None:
-        """A command printed, or closed its output."""
-        for job in self.running.values():
-            if fd in job.pipes:
-                data = os.read(fd, CHUNK)
-                if data:
-                    job.unacked += len(data)
-                    if job.unacked > WINDOW:
-                        self.pause(job)
-                    self.send(job.client, job.ident, {"stream": job.pipes[fd]}, data)
-                else:
-                    self.close_pipe(job, fd)
-                return
-
-    def pause(self, job: Running) -> None:
-        """Stop reading until the client acknowledges; the full pipe then stops the command."""
-        for fd in job.pipes:
-            if fd in self.poller:
-                self.poller.unregister(fd)
-
-    def close_pipe(self, job: Running, fd: int) -> None:
-        """No more output from there."""
-        if fd in self.poller:
-            self.poller.unregister(fd)
-        os.close(fd)
-        del job.pipes[fd]
-
-    def reap(self) -> None:
-        """Report ended commands once their output is drained; collect orphans of the guest."""
-        for number, job in list(self.running.items()):
-            if job.process is not None and job.code is None and job.process.poll() is not None:
-                job.code, job.ended = job.process.returncode, time.monotonic()
-            if job.code is None or (job.pipes and time.monotonic() < job.ended + 1.0):
-                continue
-            for fd in list(job.pipes):
-                self.close_pipe(job, fd)
-            self.send(job.client, job.ident, {"exit": job.code})
-            del self.running[number]
-        busy = any(job.process is not None for job in self.running.values())
-        while not busy:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    return
-            except ChildProcessError:
-                return

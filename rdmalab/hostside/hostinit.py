@@ -27,7 +27,7 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from . import hostkernel
+from . import deskseat, hostkernel
 from .cgroup import Cgroup
 from .container import (
     leave_console,
@@ -37,7 +37,7 @@ from .container import (
     set_up,
     take_identity,
 )
-from .network import HostSpec
+from .network import HostSpec, enter_network
 
 __all__ = ["HostInit", "become"]
 
@@ -56,9 +56,7 @@ def become(spec: HostSpec, agent: socket.socket, listeners: dict[str, socket.soc
         os.waitpid(middle, 0)
         return
     try:
-        fd = os.open(f"/run/netns/{spec.name}", os.O_RDONLY)
-        os.setns(fd, os.CLONE_NEWNET)
-        os.close(fd)
+        enter_network(spec)
         cgroup = Cgroup(spec)
         os.unshare(
             os.CLONE_NEWPID
@@ -95,7 +93,7 @@ class HostInit:
         self.kernel_pid = 0
         self.kernel_channel: socket.socket | None = None
         self.kernel_state = "none"
-        self.keys: dict[str, str] | None = None
+        self.keys: dict[str, Any] | None = None
         self.crashes = 0
         self.oom_kills = 0
         self.running: dict[int, int] = {}  # pid -> the agent's id of an exec
@@ -108,6 +106,8 @@ class HostInit:
             signal.set_wakeup_fd(self.wake_w)
             name_process("init")
             set_up(self.spec)
+            if self.spec.is_desk:
+                deskseat.preload()
             self.tell("up")
             self.start_kernel()
             while True:
@@ -136,7 +136,7 @@ class HostInit:
                 name_process("kernel")
                 lower_rights(self.spec, self.cgroup, "kernel")
                 fds = {name: sock.fileno() for name, sock in self.listeners.items()}
-                hostkernel.serve(theirs, fds)
+                hostkernel.serve(theirs, fds, is_desk=self.spec.is_desk)
             except BaseException:
                 theirs.send(traceback.format_exc()[-WORD_BYTES:].encode())
             os._exit(70)
@@ -230,7 +230,8 @@ class HostInit:
         message = json.loads(data)
         op = message["op"]
         if op == "kernel":
-            take_identity(message["here"], message["mac"])
+            if not self.spec.is_desk:
+                take_identity(message["here"], message["mac"])
             self.keys = message["keys"]
             self.send_keys()
         elif op == "restart":

@@ -27,6 +27,7 @@ from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 
+from . import deskseat
 from .values import pack, refusal, unpack
 
 __all__ = ["HostKernel", "HostKernelApp", "serve", "warm_up"]
@@ -207,18 +208,22 @@ def reseed(seed: str) -> None:
         sys.modules["numpy"].random.seed(int.from_bytes(os.urandom(4), "big"))
 
 
-def serve(channel: socket.socket, fds: dict[str, int]) -> None:
+def serve(channel: socket.socket, fds: dict[str, int], *, is_desk: bool) -> None:
     """The kernel process: get ready, say ``parked``, wait for keys, bind, say ``ready``, serve.
 
     ``channel`` is one end of a socket pair to the host's init; never returns.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     app = make_app()
+    if is_desk:
+        deskseat.sit_down()
     channel.send(b"parked")
     keys = json.loads(channel.recv(65536) or b"{}")
     if not keys:
         os._exit(0)  # the host's init is gone
     reseed(keys["seed"])
+    if is_desk:
+        deskseat.take_lab(keys["lab"])
     app.open_for(keys, fds)
 
     def say_ready() -> None:

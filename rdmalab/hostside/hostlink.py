@@ -10,10 +10,11 @@ from typing import Any
 
 from .network import HostSpec
 
-__all__ = ["CHANNELS", "CONTROL_PORT", "GUEST_ADDRESS", "HostLink", "listen", "say"]
+__all__ = ["CHANNELS", "CONTROL_PORT", "DESK_PORT", "GUEST_ADDRESS", "HostLink", "listen", "say"]
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 CONTROL_PORT = 7000
+DESK_PORT = 7001  # the control service as the desk reaches it; not forwarded to the outside
 GUEST_ADDRESS = "10.0.2.15"
 
 

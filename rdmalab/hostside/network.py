@@ -19,7 +19,16 @@ from pathlib import Path
 
 from . import gid_row
 
-__all__ = ["BRIDGE", "HostSpec", "active_mtu", "commands", "find_gid", "run", "uverbs_node"]
+__all__ = [
+    "BRIDGE",
+    "HostSpec",
+    "active_mtu",
+    "commands",
+    "enter_network",
+    "find_gid",
+    "run",
+    "uverbs_node",
+]
 
 BRIDGE = "br0"
 SYS_VERBS = Path("/sys/class/infiniband_verbs")
@@ -27,7 +36,10 @@ SYS_VERBS = Path("/sys/class/infiniband_verbs")
 
 @dataclass(frozen=True)
 class HostSpec:
-    """One host as the lab's plan states it; ``mtu`` is the Ethernet MTU in bytes."""
+    """One host as the lab's plan states it; ``mtu`` is the Ethernet MTU in bytes.
+
+    The desk is one without a device, in the guest's own network namespace.
+    """
 
     name: str
     ip: str
@@ -36,6 +48,11 @@ class HostSpec:
     mtu: int
     memory_mib: int
     pids: int
+
+    @property
+    def is_desk(self) -> bool:
+        """Whether this is the desk."""
+        return not self.device
 
     @property
     def switch_port(self) -> str:
@@ -119,6 +136,14 @@ def run(
         shown = " ".join(command) + (f" <<< {lines}" if lines else "")
         raise RuntimeError(f"{shown}: exit {done.returncode}: {done.stderr.strip()}")
     return done.stdout
+
+
+def enter_network(spec: HostSpec) -> None:
+    """Put the calling process into the host's network namespace; the desk stays where it is."""
+    if not spec.is_desk:
+        fd = os.open(f"/run/netns/{spec.name}", os.O_RDONLY)
+        os.setns(fd, os.CLONE_NEWNET)
+        os.close(fd)
 
 
 def uverbs_node(device: str) -> tuple[str, int, int]:

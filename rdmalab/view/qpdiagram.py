@@ -11,14 +11,12 @@ In a page without a running widget there is a static picture of the state that w
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
-
-import anywidget
-import traitlets
 
 from ..errors import BackendError, HostBusy, RdmalabError
 from .asking import ask
@@ -39,12 +37,21 @@ CSS = STYLE + adaptive(LOOKS.substitute(INKS))
 _open: dict[tuple[str, str, str], QPDiagram] = {}  # by lab, host and name of the variable
 
 
-class _Panel(anywidget.AnyWidget):
-    """The widget's Python end."""
+@functools.cache
+def panel_class() -> Any:
+    """The widget's Python end; None where there are no such widgets, as at a desk in the guest."""
+    try:
+        import anywidget
+        import traitlets
+    except ModuleNotFoundError:
+        return None
 
-    _esm = CODE.read_text(encoding="utf-8")
-    _css = CSS
-    scene = traitlets.Dict().tag(sync=True)
+    class Panel(anywidget.AnyWidget):
+        _esm = CODE.read_text(encoding="utf-8")
+        _css = CSS
+        scene = traitlets.Dict().tag(sync=True)
+
+    return Panel
 
 
 class QPDiagram:
@@ -58,7 +65,7 @@ class QPDiagram:
         self.host, self.name = host, name
         self.peer, self.peer_name = peer, peer_name or name
         self.scene = Scene(host.name, name)
-        self.panel: _Panel | None = None
+        self.panel: Any = None
         self._resting = False  # the host did not answer; it is asked again only on request
         self._turn = 0  # messages from the page that were answered
         self._picture: Any = None
@@ -170,14 +177,16 @@ class QPDiagram:
         key = (self.host.kernel.remote.state.lab, self.host.name, self.name)
         if _open.get(key) not in (None, self):
             _open[key].close()
-        if self.panel is None:
-            self.panel = _Panel(scene={**self.scene.as_dict(), "turn": self._turn})
-            self.panel.on_msg(self._on_message)
+        if self._picture is None:
             shell.events.register("post_run_cell", self._after_cell)
+        if self.panel is None and (kind := panel_class()) is not None:
+            self.panel = kind(scene={**self.scene.as_dict(), "turn": self._turn})
+            self.panel.on_msg(self._on_message)
         _open[key] = self
         self._picture, self._shown = DisplayHandle(), self.scene.state
         self._picture.display(self.figure(), raw=True)
-        display(self.panel)
+        if self.panel is not None:
+            display(self.panel)
 
     def __repr__(self) -> str:
         return f"[picture] {self.scene.title()}. {self.scene.status()}"
@@ -187,11 +196,12 @@ class QPDiagram:
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()
-        if self.panel is None or shell is None:
+        if self._picture is None or shell is None:
             return
         with contextlib.suppress(ValueError):
             shell.events.unregister("post_run_cell", self._after_cell)
-        self.panel.close()
+        if self.panel is not None:
+            self.panel.close()
         self.panel = self._picture = None
 
     # --- what comes in ----------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import psutil
 
 import rdmalab
-from rdmalab import image, microvm, paths, snapshot, topology
+from rdmalab import image, microvm, overlay, paths, snapshot, topology
 
 SOURCE = Path(rdmalab.__file__).parent.parent  # commands run the package that is tested
 DEADLINE_S = 240.0  # for any command; generous, since the machine may be busy
@@ -238,7 +238,7 @@ def saved(*names: str) -> str:
     assert found is not None, "there is no guest image: rdmalab image build"
     hosts = topology.plan(names)
     machine = microvm.plan_machine(found, hosts)
-    facts = (found.id, microvm.digest(microvm.host_side(hosts)), machine.describe())
+    facts = (found.id, overlay.digest(overlay.files(hosts)), machine.describe())
     key = snapshot.snapshot_key(*facts)
     if snapshot.find(key, machine.qemu.banner)[0] is None:
         with sandbox() as box:
