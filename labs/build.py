@@ -4,6 +4,7 @@
     python labs/build.py                every labs/NN_slug.ipynb, the form for learners
     python labs/build.py --check        write nothing; exit 1 when a notebook is out of date
     python labs/build.py --solved DIR   the form with solutions and hidden tests, into DIR
+    python labs/build.py --course       labs/course/source/, from which nbgrader makes assignments
 
 A source is a Python file in jupytext's percent format.  The marks behind `# %%` are described in
 labs/README.md.  Each source goes through the same small steps:
@@ -290,17 +291,38 @@ def write_solved(folder: Path, labs: Path = LABS) -> None:
         (folder / f"{source.stem}.ipynb").write_text(text_of(solved(source)), encoding="utf-8")
 
 
+def write_course(labs: Path = LABS) -> Path:
+    """Write nbgrader's source folder: an assignment for each lab, with the files that it shows.
+
+    nbgrader copies all files of an assignment to learners, so the sources stay where they are.
+    """
+    folder = labs / "course" / "source"
+    for source in sources(labs):
+        place, text = folder / source.stem, text_of(solved(source))
+        place.mkdir(parents=True, exist_ok=True)
+        for beside in [*labs.glob("images/*"), *labs.glob("data/*")]:
+            name = beside.relative_to(labs)
+            if str(name) in text:
+                (place / name).parent.mkdir(exist_ok=True)
+                shutil.copy(beside, place / name)
+        (place / f"{source.stem}.ipynb").write_text(text, encoding="utf-8")
+    return folder
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Build the lab notebooks from their sources.")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--check", action="store_true", help="only compare; exit 1 when stale")
+    choice.add_argument("--course", action="store_true", help="write nbgrader's source folder")
     choice.add_argument("--solved", metavar="DIR", type=Path, help="write the solved form to DIR")
     parser.add_argument("--labs", type=Path, default=LABS, help="the folder that holds source/")
     options = parser.parse_args(arguments)
     try:
         if options.solved:
             write_solved(options.solved, options.labs)
+        elif options.course:
+            print(f"wrote {write_course(options.labs)}")
         elif options.check:
             for path in (out_of_date := stale(options.labs)):
                 print(f"{path.name} is out of date: run `python labs/build.py` and commit it")

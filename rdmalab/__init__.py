@@ -66,6 +66,10 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext rdmalab``: register the magics; the hosts come up at first use."""
+    from .grading import validation
     from .magics import load
+
+    if validation.wanted():
+        validation.take_fresh_hosts()
 
     load(shell)

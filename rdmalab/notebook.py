@@ -59,7 +59,12 @@ def settings_folder() -> Path:
 def server_command(*, browser: bool, port: int) -> list[str]:
     """JupyterLab's command line: loopback only, a token of its own making, no news pop-up."""
     screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={labs_folder()}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        f"--ServerApp.root_dir={labs_folder().resolve()}",
+    ]
     command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"]
     command += ["--ServerApp.port_retries=50", f"--LabApp.app_settings_dir={settings_folder()}"]
     command += [] if browser and screen else ["--no-browser"]
@@ -95,7 +100,9 @@ def serve(*, lab: str | None, browser: bool, port: int) -> None:
     hosts = subprocess.Popen(start, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     server = None
     try:
-        server = subprocess.Popen([*leash(), *server_command(browser=browser, port=port)], env=env)
+        command = [*leash(), *server_command(browser=browser, port=port)]
+        # In the labs' folder, where nbgrader looks for its settings.
+        server = subprocess.Popen(command, env=env, cwd=labs_folder())
         server.wait()
     except KeyboardInterrupt:
         pass

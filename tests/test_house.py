@@ -74,7 +74,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     "rdmalab.grading": (
         "submission course apparatus sentences",
         "results runner report feedback",
-        "machine classroom rehearsal",
+        "machine classroom rehearsal gradebook validation",
         "__init__",
     ),
 }
@@ -99,6 +99,7 @@ STANDARD_LIBRARY_ONLY = ("errors", "paths", "doctor/", "__init__")
 # Whose package on the index brings a module of another name (or brings it along).
 BROUGHT_BY = {
     "IPython": "ipykernel",
+    "nbconvert": "nbgrader",
     "nbformat": "nbclient",
     "tornado": "jupyterlab",
     "traitlets": "ipykernel",
