@@ -168,3 +168,34 @@ def test_a_lab_that_has_changed_since_is_not_graded_by_other_points(
 def test_what_is_no_lab_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a course of their own"):
         gradebook.known(Course(LABS), "essay")
+
+
+# --- the guide
+
+
+def test_the_guide_has_the_labs_points_and_minutes() -> None:
+    guide = (LABS.parent / "docs" / "instructors.md").read_text()
+    table = (LABS / "README.md").read_text()
+    course = Course(LABS)
+    for name in course.names:
+        found = course.lab(name)
+        title = found.title.removeprefix("Lab ").replace(":", "")
+        (row,) = (line for line in guide.splitlines() if line.startswith(f"| {title} |"))
+        (other,) = (line for line in table.splitlines() if f"({name}.ipynb)" in line)
+        assert row.split(" | ")[1:3] == [
+            f"{sum(found.points.values()):g}",
+            other.split(" | ")[1],
+        ]
+
+
+def test_the_guides_private_test_fits_its_lab(tmp_path: Path) -> None:
+    """What the guide shows is accepted by the build."""
+    guide = (LABS.parent / "docs" / "instructors.md").read_text()
+    text = guide.partition("```python\n# labs/private/")[2].partition("```")[0]
+    name, _, cells = text.partition("\n")
+    shutil.copytree(LABS / "source", tmp_path / "source")
+    shutil.copy(LABS / "build.py", tmp_path)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / name).write_text(cells)
+    found = Course(tmp_path).lab(name.removesuffix(".py"))
+    assert "The one entry there is has index 7." in found.hidden
