@@ -18,6 +18,7 @@ from .channels import Channels, Inbox, Message
 from .errors import BackendError, HostBusy, HostDied, HostError, HostTimeout, remote_error
 from .hostside.values import pack, unpack
 from .remote import SLICE_S, Remote, lab_gone
+from .verdicts import Judged
 
 __all__ = ["DEFAULT_TIMEOUT_S", "HostKernel", "why_died"]
 
@@ -48,7 +49,7 @@ def why_died(event: dict[str, Any], memory_mib: int) -> str:
     return f"ended by itself with exit code {code}" if code is not None else "is gone"
 
 
-class HostKernel:
+class HostKernel(Judged):
     """The connection to one host's kernel. ``facts``: the host's entry in the lab's state."""
 
     def __init__(self, remote: Remote, facts: dict[str, Any], memory_mib: int) -> None:
@@ -193,7 +194,7 @@ class HostKernel:
 
     def _died(self, event: Message) -> HostDied:
         """The error for a kernel that ended, made when its successor is there."""
-        self._synced, self._lost = False, None
+        self._synced, self._lost, self.secret = False, None, None
         back = self._back.wait(BACK_S)
         again = "A fresh one is running: its variables and RDMA objects are gone, so run the cells"
         again += " that made them again."
@@ -252,7 +253,7 @@ class HostKernel:
 
     def restart(self, timeout_s: float = 30.0) -> None:
         """Replace the kernel; memory, queue pairs and processes of the old one are freed."""
-        self._synced, self._lost = False, None
+        self._synced, self._lost, self.secret = False, None, None
         self.remote.call("restart", host=self.name, timeout_s=timeout_s)
 
     def complete(self, code: str, cursor: int, timeout_s: float = 1.0) -> Message | None:
@@ -287,7 +288,7 @@ class HostKernel:
             self._back.set()
             return
         self._back.clear()
-        self._synced = False
+        self._synced, self.secret = False, None
         told = self._channels.tell_all({"msg_type": "died", **event})
         if not told and not event.get("restarted"):
             self._lost = event

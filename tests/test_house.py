@@ -41,7 +41,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # where hosts live
         "state desk console qemu qmp snapshot bootport overlay microvm remote containers local",
         # what a notebook talks to
-        "outputs channels kernels jobs faults",
+        "outputs channels verdicts kernels jobs faults",
         "opcodes packets pcap decoder anatomy sequence ladder tap capture",
         "hosts lab magics notebook",
         # pictures
@@ -57,6 +57,8 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "rdmalab.hostside": (
         "__init__ values errands",  # `here`: in the guest this package is named rdmalab
+        # a check, run beside hostile code
+        "checkcode paper pristine recovery honesty process trial judge",
         "network cgroup deskseat container hostkernel hostinit",
         # RDMA itself, what learners import: data; pieces; a whole end of a connection
         "qpstate statuses mishaps card ledger refusals reasons",

@@ -64,9 +64,21 @@ class Here:
         return row
 
 
+class NotYet:
+    """``here`` for modules that are imported before this is a host: it looks when it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(read_here(), name)
+
+
+def read_here() -> Here:
+    """This host's facts, from the file that its init has written."""
+    with open(HERE_FILE, encoding="utf-8") as file:
+        return Here(**json.load(file))
+
+
 def __getattr__(name: str) -> Any:
     """``rdmalab.here`` is read when asked for, so that it is right after a restored start too."""
     if name != "here":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with open(HERE_FILE, encoding="utf-8") as file:
-        return Here(**json.load(file))
+    return read_here() if Path(HERE_FILE).exists() else NotYet()

@@ -27,7 +27,7 @@ from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 
-from . import deskseat
+from . import deskseat, judge
 from .values import pack, refusal, unpack
 
 __all__ = ["HostKernel", "HostKernelApp", "serve", "warm_up"]
@@ -40,13 +40,36 @@ class HostKernel(IPythonKernel):
     """An IPython kernel that also hands plain data in and out (``Host.get`` and ``Host.put``).
 
     Two more shell messages, ``rdmalab_get_request`` and ``rdmalab_put_request``. Values travel
-    as JSON, bytes as one binary buffer, numpy arrays as a buffer with dtype and shape.
+    as JSON, bytes as one binary buffer, numpy arrays as a buffer with dtype and shape. And two for
+    grading: ``rdmalab_judge_request``, before any learner's code, and ``rdmalab_check_request``.
     """
+
+    notes: Any = None  # of what there is before any learner's code, for the judge
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shell_handlers["rdmalab_get_request"] = self.get_request
         self.shell_handlers["rdmalab_put_request"] = self.put_request
+        self.shell_handlers["rdmalab_judge_request"] = self.judge_request
+        self.shell_handlers["rdmalab_check_request"] = self.check_request
+
+    def note(self) -> None:
+        """Take the judge's notes; again after further imports that no learner has made."""
+        self.notes = judge.prepare()
+
+    def judge_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Put the judge into office, once; from then on this kernel judges checks."""
+        if self.notes is not None:
+            secret = bytes.fromhex(parent["content"]["secret"])
+            copies, habits = self.notes
+            judge.convene(secret, copies, habits, self.shell.user_ns)
+            self.notes = None
+        self._reply(stream, "rdmalab_judge_reply", {"status": "ok"}, parent, ident, [])
+
+    def check_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Reply with the verdict of a check."""
+        verdict = judge.answer(parent["content"])
+        self._reply(stream, "rdmalab_check_reply", verdict, parent, ident, [])
 
     def get_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Reply with the value of a variable, or say why it cannot travel."""
@@ -198,6 +221,7 @@ def make_app() -> HostKernelApp:
     app.shell.ask_exit = refuse_exit
     warnings.filterwarnings("ignore", message="To exit: use")  # IPython's answer to sys.exit()
     app.shell.run_cell("1 + 1", silent=True, store_history=False)
+    app.kernel.note()
     return app
 
 
