@@ -29,7 +29,8 @@ __all__ = [
     "reached",
 ]
 
-CALL, ATTRIBUTE = "(call)", "(attribute)"  # no names that a source could hold
+CALL = "(call)"  # no name that a source could hold
+ATTRIBUTE = "(attribute)"
 FILE = "<check>"
 OWN_STACK = frozenset({"super", "globals", "locals", "vars", "dir", "eval", "exec"})  # know frames
 BUILTIN = frozenset(dir(builtins)) | {"display", "get_ipython"}

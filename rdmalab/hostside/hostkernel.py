@@ -26,6 +26,8 @@ from ipykernel.heartbeat import Heartbeat
 from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
+from ipykernel.zmqshell import ZMQInteractiveShell
+from traitlets import Type
 
 from . import deskseat, judge
 from .values import pack, refusal, unpack
@@ -36,6 +38,21 @@ OUTPUT_PIECE = 65536  # characters of output in one message at most
 OUTPUT_WAITING = 64  # messages of output that wait for a slow reader; then its writer waits
 
 
+class HostShell(ZMQInteractiveShell):
+    """A shell that, where there is a judge, goes on whatever a cell has done to its modules."""
+
+    aftermath: Any = None
+
+    async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
+        """Run a cell's code."""
+        aftermath = self.aftermath
+        try:
+            return await super().run_code(code_obj, result, async_=async_)
+        finally:
+            if aftermath is not None:
+                aftermath()
+
+
 class HostKernel(IPythonKernel):
     """An IPython kernel that also hands plain data in and out (``Host.get`` and ``Host.put``).
 
@@ -44,6 +61,7 @@ class HostKernel(IPythonKernel):
     grading: ``rdmalab_judge_request``, before any learner's code, and ``rdmalab_check_request``.
     """
 
+    shell_class = Type(HostShell)
     notes: Any = None  # of what there is before any learner's code, for the judge
 
     def __init__(self, **kwargs: Any) -> None:
@@ -54,7 +72,7 @@ class HostKernel(IPythonKernel):
         self.shell_handlers["rdmalab_check_request"] = self.check_request
 
     def note(self) -> None:
-        """Take the judge's notes; again after further imports that no learner has made."""
+        """Take the judge's notes, before any learner's code has run."""
         self.notes = judge.prepare()
 
     def judge_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
@@ -62,7 +80,7 @@ class HostKernel(IPythonKernel):
         if self.notes is not None:
             secret = bytes.fromhex(parent["content"]["secret"])
             copies, habits = self.notes
-            judge.convene(secret, copies, habits, self.shell.user_ns)
+            self.shell.aftermath = judge.convene(secret, copies, habits, self.shell.user_ns)
             self.notes = None
         self._reply(stream, "rdmalab_judge_reply", {"status": "ok"}, parent, ident, [])
 
@@ -221,7 +239,6 @@ def make_app() -> HostKernelApp:
     app.shell.ask_exit = refuse_exit
     warnings.filterwarnings("ignore", message="To exit: use")  # IPython's answer to sys.exit()
     app.shell.run_cell("1 + 1", silent=True, store_history=False)
-    app.kernel.note()
     return app
 
 
@@ -241,6 +258,7 @@ def serve(channel: socket.socket, fds: dict[str, int], *, is_desk: bool) -> None
     app = make_app()
     if is_desk:
         deskseat.sit_down()
+    app.kernel.note()
     channel.send(b"parked")
     keys = json.loads(channel.recv(65536) or b"{}")
     if not keys:

@@ -19,6 +19,7 @@ docs/decisions.md.
 
 from __future__ import annotations
 
+import builtins
 import gc
 import hmac
 import json
@@ -26,17 +27,23 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import pristine, process, trial
+from . import checkcode, honesty, paper, pristine, process, recovery, trial
 from .checkcode import CheckError
 from .honesty import Dishonest
 from .paper import Paper
-from .pristine import Copies
+from .pristine import FUNCTION_PARTS, Copies
+from .recovery import put_groups, top_of
 
 __all__ = ["answer", "convene", "prepare"]
 
 WHY_MOST = 2000  # characters
-OURS = ("judge", "trial", "honesty", "checkcode", "paper", "pristine", "process")
-THEIRS = ("builtins", "sys")
+OURS = (checkcode, honesty, paper, pristine, process, recovery, trial, builtins, sys)
+KERNELS = {  # packages without which the kernel cannot take the next message
+    *("IPython", "asyncio", "collections", "comm", "concurrent", "contextlib", "datetime"),
+    *("dateutil", "functools", "hashlib", "hmac", "inspect", "ipykernel", "json", "logging", "os"),
+    *("jupyter_client", "queue", "re", "selectors", "socket", "struct", "threading", "time"),
+    *("tornado", "traitlets", "types", "typing", "uuid", "weakref", "zmq"),
+}
 STREAMS = ("stdout", "stderr")
 JUDGE, BEGIN, OVER = "rdmalab.judge", "rdmalab.begin", "rdmalab.end"
 HUNTING = frozenset(
@@ -46,6 +53,7 @@ HUNTING = frozenset(
     }
 )
 _earlier: Copies | None = None
+_myself = sys.modules[__name__]
 NOT_HERE = "this host is graded: other objects, frames and memory are not to be looked through"
 
 
@@ -56,20 +64,26 @@ def answer(content: dict[str, Any]) -> dict[str, Any]:
     return box or {"ended": "refused", "why": "this kernel has no judge", "printed": "", "seal": ""}
 
 
-def convene(secret: bytes, copies: Copies, habits: process.Habits, space: dict[str, Any]) -> None:
-    """Put the judge of this process into office, before any learner's code runs; for good."""
+def convene(
+    secret: bytes, copies: Copies, habits: process.Habits, space: dict[str, Any]
+) -> Callable[[], None]:
+    """Put the judge of this process into office, before any learner's code runs; for good.
+
+    Returns what the kernel calls after each cell, so that it can go on itself.
+    """
     busy: list[bool] = []
+    touched: list[Any] = []
     rights = make_rights(copies)
-    court = trial.Court(copies, habits, space, {}, make_frames(busy), rights)
+    court = trial.Court(copies, habits, space, {}, touched, make_frames(busy), rights)
     preside = make_preside(court)
     sys.addaudithook(make_sealer(secret, preside.__code__))
-    sys.addaudithook(make_usher(preside, busy))
+    sys.addaudithook(make_usher(preside, busy, touched))
+    return make_aftermath(copies)
 
 
 def make_rights(copies: Copies) -> Callable[[], None]:
     """What puts builtins, sys and the judge's own modules right, and needs none of them."""
-    names = {*THEIRS, *(f"{__package__}.{name}" for name in OURS)}
-    shots = tuple(shot for shot in copies.shots if shot.name in names)
+    shots = copies.own
     pairs = tuple(
         (shot.room.owner.__dict__, name, value)
         for shot in shots
@@ -98,6 +112,21 @@ def make_rights(copies: Copies) -> Callable[[], None]:
     return rights
 
 
+def make_aftermath(copies: Copies) -> Callable[[], None]:
+    """What puts right, after a cell, all that the kernel itself works with."""
+    rights, drop = make_rights(copies), process.drop_hooks
+    groups = tuple(g for g in copies.groups if any(top_of(s) in KERNELS for s in g.shots))
+    put = put_groups
+
+    def aftermath() -> None:
+        rights()
+        drop()
+        rights()  # what a hook has done on the way
+        put(groups)
+
+    return aftermath
+
+
 def make_frames(busy: list[bool]) -> Callable[[], dict[int, Any]]:
     """``sys._current_frames``, which the usher lets the judge alone call."""
     current = sys._current_frames
@@ -121,15 +150,15 @@ def make_preside(court: trial.Court) -> Any:
         stop()  # the collector would call what the learner has left, here
         audit(BEGIN, text)
         rights()
-        paper = paper_kind()
+        sheet = paper_kind()
         try:
-            hear(court, loads(text), paper)
+            hear(court, loads(text), sheet)
         except BaseException as error:
             rights()
-            audit(OVER, box, *verdict(error), paper.text())
+            audit(OVER, box, *verdict(error), sheet.text())
             error.__traceback__ = error.__context__ = None
         else:
-            audit(OVER, box, "ok", "", paper.text())
+            audit(OVER, box, "ok", "", sheet.text())
         finally:
             start()
 
@@ -156,7 +185,9 @@ def make_sealer(secret: bytes, code: Any) -> Callable[[str, tuple[Any, ...]], No
     return sealer
 
 
-def make_usher(preside: Any, busy: list[bool]) -> Callable[[str, tuple[Any, ...]], None]:
+def make_usher(
+    preside: Any, busy: list[bool], touched: list[Any]
+) -> Callable[[str, tuple[Any, ...]], None]:
     """The hook that lets requests in and hunters out."""
 
     def usher(event: str, args: tuple[Any, ...]) -> None:
@@ -164,6 +195,8 @@ def make_usher(preside: Any, busy: list[bool]) -> Callable[[str, tuple[Any, ...]
             raise RuntimeError(NOT_HERE)
         if event == "open" and type(args[0]) is str and args[0].endswith("/mem"):
             raise RuntimeError(NOT_HERE)
+        if event == "object.__setattr__" and args[1] in FUNCTION_PARTS:
+            touched.append(args[0])
         if event == JUDGE:
             preside(*args)
 
@@ -189,5 +222,5 @@ def prepare() -> tuple[Copies, process.Habits]:
     What was noted before (in the nursery, for all hosts) is shared, not noted again.
     """
     global _earlier
-    _earlier = pristine.take(_earlier)
+    _earlier = pristine.take((*OURS, _myself), _earlier)
     return _earlier, process.habits()

@@ -1,9 +1,8 @@
 """What was there before any learner's code ran: copies of modules, classes and functions.
 
-``take`` notes it, in tuples, which nobody can change; ``restore`` puts back what is no longer so.
-The notes hold references only: a module's names and values, a class's, a function's code. Nothing
-is copied that could differ by value, and comparing goes by identity, so that no object of a
-submission is ever asked whether it equals another.
+``take`` notes it, in tuples, which nobody can change: a module's names and values, a class's, a
+function's code. The notes hold references only, so they cost little; ``recovery`` puts back what is
+no longer so.
 """
 
 from __future__ import annotations
@@ -16,12 +15,25 @@ from collections.abc import Iterator
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
-__all__ = ["Copies", "restore", "restore_some", "take"]
+__all__ = [
+    "FUNCTION_PARTS",
+    "Copies",
+    "Group",
+    "Room",
+    "Shot",
+    "bases_of",
+    "contents",
+    "heap",
+    "inside",
+    "same_room",
+    "take",
+]
 
 type_vars = type.__dict__["__dict__"].__get__
+bases_of = type.__dict__["__bases__"].__get__
+GROUP = 12  # modules that are looked at together
 NOT_TAKEN = {"__main__"}
 OWN_CONTENTS = ("rdmalab", "pyverbs")  # whose constants are noted with what is in them
-LEFT = {"__warningregistry__", "__annotations__", "__annotate__", "__annotations_cache__"}
 CODE, DEFAULTS, NAMED = map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__"))
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -46,10 +58,24 @@ class Shot(NamedTuple):
     tables: tuple[tuple[Any, tuple[Any, ...]], ...]  # a list, set or dict, and what it holds
 
 
+class Group(NamedTuple):
+    """Some modules and their classes, laid out so that one look tells whether all is as it was."""
+
+    shots: tuple[Shot, ...]
+    held: tuple[Any, ...]  # the dicts of modules, the views of classes'
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    kinds: tuple[type, ...]
+    bases: tuple[tuple[type, ...], ...]
+
+
 class Copies(NamedTuple):
     """All that was noted. ``kinds``: the classes that there were, ``ids`` and ``codes`` by id."""
 
     shots: tuple[Shot, ...]
+    own: tuple[Shot, ...]  # of the judge's own modules, builtins and sys
+    groups: tuple[Group, ...]
     kinds: tuple[type, ...]
     ids: frozenset[int]
     codes: frozenset[int]
@@ -63,7 +89,7 @@ class Copies(NamedTuple):
 def room_of(owner: Any) -> Room:
     """The names and values of a module or class now."""
     held = contents(owner)
-    bases = type.__dict__["__bases__"].__get__(owner) if isinstance(owner, type) else ()
+    bases = bases_of(owner) if isinstance(owner, type) else ()
     return Room(owner, tuple(held), tuple(held.values()), bases)
 
 
@@ -91,17 +117,25 @@ def heap(kind: type) -> bool:
     return bool(type.__dict__["__flags__"].__get__(kind) & (1 << 9))
 
 
-def shot_of(name: str, module: types.ModuleType) -> Shot:
-    """Note a module, the classes that it holds and their functions."""
+def shot_of(name: str, module: types.ModuleType, noted: set[int]) -> Shot:
+    """Note a module, and the classes and functions in it that are not ``noted`` yet, by id."""
     room = room_of(module)
-    kinds = {id(value): value for value in room.values if isinstance(value, type) and heap(value)}
-    classes = tuple(room_of(kind) for kind in kinds.values())
-    found = {id(f): f for part in (room, *classes) for f in functions_in(part.values)}
-    functions = tuple(found.values())
+    kinds = [value for value in room.values if isinstance(value, type) and heap(value)]
+    classes = tuple(room_of(kind) for kind in only_new(kinds, noted))
+    found = [f for part in (room, *classes) for f in functions_in(part.values)]
+    functions = tuple(only_new(found, noted))
     parts = tuple(tuple(map(part, functions)) for part in (CODE, DEFAULTS, NAMED))
     own = name.split(".")[0] in OWN_CONTENTS
     tables = tuple(tables_of(room, classes)) if own else ()
     return Shot(name, room, classes, functions, parts, tables)
+
+
+def only_new(things: list[Any], noted: set[int]) -> Iterator[Any]:
+    """Those that are not noted yet; from now on they are."""
+    for thing in things:
+        if id(thing) not in noted:
+            noted.add(id(thing))
+            yield thing
 
 
 def tables_of(room: Room, classes: tuple[Room, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
@@ -125,46 +159,66 @@ def same_room(room: Room) -> bool:
     held = contents(room.owner)
     if len(held) != len(room.names):
         return False
-    if room.bases and type.__dict__["__bases__"].__get__(room.owner) is not room.bases:
+    if room.bases and bases_of(room.owner) is not room.bases:
         return False
     return all(map(is_, held, room.names)) and all(map(is_, held.values(), room.values))
 
 
-def same(shot: Shot) -> bool:
-    """Whether all of a module is as it was."""
-    return (
-        same_room(shot.room)
-        and all(map(same_room, shot.classes))
-        and all(
-            all(map(is_, map(part, shot.functions), old))
-            for part, old in zip((CODE, DEFAULTS, NAMED), shot.parts, strict=True)
-        )
-        and all(
-            len(held := inside(table)) == len(old) and all(map(is_, held, old))
-            for table, old in shot.tables
-        )
-    )
+def take(own: tuple[types.ModuleType, ...], earlier: Copies | None = None) -> Copies:
+    """Note everything. With ``earlier`` notes, only modules that are new or have changed since.
 
-
-def take(earlier: Copies | None = None) -> Copies:
-    """Note everything. What is as ``earlier`` notes have it is shared with these."""
+    ``own``: modules to be noted apart, whether ``sys.modules`` has them or not.
+    """
     known = {shot.name: shot for shot in earlier.shots} if earlier else {}
-    shots = []
+    noted = set().union(*(map(id, shot.functions) for shot in known.values()))
+    noted |= {id(room.owner) for shot in known.values() for room in shot.classes}
+    shots, new = [], []
     for name, module in list(sys.modules.items()):
         if type(module) is not types.ModuleType or name in NOT_TAKEN:
             continue
         old = known.get(name)
-        fine = old is not None and old.room.owner is module and same(old)
-        shots.append(old if old is not None and fine else shot_of(name, module))
+        if old is None or old.room.owner is not module:
+            shots.append(shot_of(name, module, noted))
+            new.append(shots[-1])
+        else:
+            shots.append(old if same_room(old.room) else old._replace(room=room_of(module)))
+    codes = frozenset(id(code) for shot in new for code in nested(shot.parts[0]))
     lists = (sys.path, sys.meta_path, sys.path_hooks, gc.callbacks)
     kinds = all_kinds()
     return Copies(
         tuple(shots),
+        tuple(shot_of(module.__name__, module, set()) for module in own),
+        tuple(groups_of(shots, earlier.groups if earlier else ())),
         kinds,
         frozenset(map(id, kinds)),
-        frozenset(id(code) for shot in shots for code in nested(shot.parts[0])),
+        codes | earlier.codes if earlier else codes,
         tuple(os.environ.items()),
         tuple((held, tuple(held)) for held in lists),
+    )
+
+
+def groups_of(shots: list[Shot], earlier: tuple[Group, ...]) -> Iterator[Group]:
+    """All modules in groups; earlier groups whose modules are as they were are taken over."""
+    known = {id(group.shots[0]): group for group in earlier}
+    for at in range(0, len(shots), GROUP):
+        some = shots[at : at + GROUP]
+        old = known.get(id(some[0]))
+        fits = old is not None and len(old.shots) == len(some) and all(map(is_, old.shots, some))
+        yield old if old is not None and fits else group_of(some)
+
+
+def group_of(shots: list[Shot]) -> Group:
+    """Lay some modules out side by side."""
+    rooms = [room for shot in shots for room in (shot.room, *shot.classes)]
+    kinds = tuple(room.owner for shot in shots for room in shot.classes)
+    return Group(
+        tuple(shots),
+        tuple(contents(room.owner) for room in rooms),
+        tuple(len(room.names) for room in rooms),
+        tuple(name for room in rooms for name in room.names),
+        tuple(value for room in rooms for value in room.values),
+        kinds,
+        tuple(map(bases_of, kinds)),
     )
 
 
@@ -186,94 +240,3 @@ def all_kinds() -> tuple[type, ...]:
                 found[id(kind)] = kind
                 waiting.append(kind)
     return tuple(found.values())
-
-
-# ---------------------------------------------------------------- putting back
-
-
-def restore(copies: Copies) -> None:
-    """Make everything as it was noted, and forget modules that are none."""
-    for held, old in copies.lists:
-        if len(held) != len(old) or not all(map(is_, held, old)):
-            held[:] = old
-    put_modules(copies.shots)
-    put_environment(copies.environment)
-
-
-def restore_some(copies: Copies, roots: frozenset[str]) -> None:
-    """As :func:`restore`, for the modules of some packages only: between two statements."""
-    some = tuple(shot for shot in copies.shots if shot.name.split(".")[0] in roots)
-    put_modules(some)
-
-
-def put_modules(shots: tuple[Shot, ...]) -> None:
-    """Put modules back under their names, and their contents into them."""
-    for shot in shots:
-        if sys.modules.get(shot.name) is not shot.room.owner:
-            sys.modules[shot.name] = shot.room.owner
-        if not same(shot):
-            repair(shot)
-
-
-def repair(shot: Shot) -> None:
-    """Put a module's contents back."""
-    for room in (shot.room, *shot.classes):
-        if not same_room(room):
-            put_room(room)
-    for part, values in zip(FUNCTION_PARTS, shot.parts, strict=True):
-        for function, value in zip(shot.functions, values, strict=True):
-            if getattr(function, part) is not value:
-                setattr(function, part, value)
-    for table, old in shot.tables:
-        held = inside(table)
-        if len(held) != len(old) or not all(map(is_, held, old)):
-            put_table(table, old)
-
-
-def put_table(table: Any, old: tuple[Any, ...]) -> None:
-    """Put the contents of a dict, list or set back."""
-    table.clear()
-    if type(table) is dict:
-        half = len(old) // 2
-        table.update(zip(old[:half], old[half:], strict=True))
-    elif type(table) is list:
-        table.extend(old)
-    else:
-        table.update(old)
-
-
-def put_room(room: Room) -> None:
-    """Put the names of a module or class back, and remove what has been added."""
-    is_kind = isinstance(room.owner, type)
-    now = dict(contents(room.owner))
-    put = type.__setattr__ if is_kind else types.ModuleType.__setattr__
-    remove = type.__delattr__ if is_kind else types.ModuleType.__delattr__
-    if is_kind and type.__dict__["__bases__"].__get__(room.owner) is not room.bases:
-        type.__dict__["__bases__"].__set__(room.owner, room.bases)
-    for name, value in zip(room.names, room.values, strict=True):
-        if name in LEFT or name in ("__dict__", "__weakref__"):
-            continue
-        if name not in now or (now[name] is not value and not came_late(value, now[name])):
-            put(room.owner, name, value)
-    for name in set(now) - set(room.names) - LEFT:
-        if not is_submodule(room.owner, name, now[name]):
-            remove(room.owner, name)
-
-
-def came_late(old: Any, new: Any) -> bool:
-    """Whether a place that was left empty has been filled with a value, as modules do on demand."""
-    return old is None and not callable(new) and type(new).__module__ != "__main__"
-
-
-def is_submodule(owner: Any, name: str, value: Any) -> bool:
-    """Whether this is a module of a package, imported since."""
-    if type(value) is not types.ModuleType or isinstance(owner, type):
-        return False
-    return sys.modules.get(f"{owner.__name__}.{name}") is value
-
-
-def put_environment(old: tuple[tuple[str, str], ...]) -> None:
-    """The environment as it was: another PATH would find another ``rdma``."""
-    if tuple(os.environ.items()) != old:
-        os.environ.clear()
-        os.environ.update(old)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .pristine import Copies
 
-__all__ = ["Habits", "alone", "habits", "hide", "settle"]
+__all__ = ["Habits", "alone", "drop_hooks", "habits", "hide", "settle"]
 
 PATIENCE_S = 0.5  # for threads that are about to end
 MONITORS = range(6)  # the tools of sys.monitoring

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from . import checkcode
 from .honesty import Dishonest, check_value, is_own
 from .paper import Paper
-from .pristine import Copies, restore, restore_some
+from .pristine import Copies
 from .process import Habits, alone, hide, settle
+from .recovery import restore, restore_some
 
 __all__ = ["Court", "Trial", "hear"]
 
@@ -41,13 +42,15 @@ class Court(NamedTuple):
     habits: Habits
     space: dict[str, Any]  # the learner's
     store: dict[str, Any]  # what earlier checks have made for later ones
+    touched: list[Any]  # functions whose code was exchanged
     frames: Callable[[], dict[int, Any]]
     rights: Callable[[], None]
 
 
 def hear(court: Court, request: dict[str, Any], paper: Paper) -> None:
     """Run a check to its end. Raises what the check raises; :class:`Dishonest` where it cannot."""
-    restore(court.copies)
+    restore(court.copies, bool(court.touched))
+    court.touched.clear()
     settle(court.habits)
     stranger = alone(court.habits, court.copies, court.frames)
     if stranger:
@@ -102,7 +105,7 @@ class Trial:
         self.pull()
         for code in self.statements:
             if self.dirty:
-                restore_some(self.court.copies, self.roots)
+                restore_some(self.court.copies, self.roots, bool(self.court.touched))
                 self.dirty = False
             self.look()
             exec(code, self.ns)

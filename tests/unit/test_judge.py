@@ -1,0 +1,324 @@
+"""The judge against hostile cells, in a Python process of its own: no host is needed for that.
+
+Each case runs cells as a kernel would, and between them a check that a wrong answer must fail and
+one that a right answer must pass. What a case does to its process, it does to that process only.
+The same cases, and those that need a kernel, run on a host in tests/fabric/test_judge.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdmalab.hostside import checkcode
+from rdmalab.verdicts import Brief, Outcome, opened
+
+ROOT = Path(__file__).parents[2]
+SECRET = b"known to the grader alone"
+KERNEL = """
+import json, os, sys
+from rdmalab.hostside import judge
+
+out, steps = os.fdopen(os.dup(1), "w"), json.loads(sys.stdin.read())
+dump, space = json.dumps, {"__name__": "__main__"}
+aftermath = judge.convene(bytes.fromhex(sys.argv[1]), *judge.prepare(), space)
+for kind, text in steps:
+    if kind == "check":
+        out.write(dump(judge.answer({"text": text})) + chr(10))
+        out.flush()
+        continue
+    try:
+        exec(compile(text, "<cell>", "exec"), space)
+    except Exception as error:
+        print(repr(error), file=sys.__stderr__)
+    aftermath()
+out.close()
+os._exit(0)
+"""
+
+
+def question(source: str, brief: Brief = Brief()) -> str:  # noqa: B008 # it is frozen
+    """As the client writes it, but for the token."""
+    lists = {name: list(getattr(brief, name)) for name in ("asked", "carry", "later", "keep")}
+    return json.dumps({"token": "0", "source": source, "given": brief.given, **lists})
+
+
+def judged(*steps: str | tuple[str, Brief]) -> list[Outcome]:
+    """Run cells (texts that do not begin with ``#check``) and checks; the checks' outcomes."""
+    asked: list[tuple[str, str]] = []
+    for step in steps:
+        text, brief = step if isinstance(step, tuple) else (step, Brief())
+        is_check = text.startswith("#check")
+        asked.append(("check", question(text, brief)) if is_check else ("cell", text))
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL, SECRET.hex()],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    texts = [text for kind, text in asked if kind == "check"]
+    replies: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(replies) == len(texts), done.stderr
+    return [opened(SECRET, text, reply) for text, reply in zip(texts, replies, strict=True)]
+
+
+WRONG = "def double(x):\n    return x + 2\nanswer = 5\n"
+RIGHT = "def double(x):\n    return 2 * x\nanswer = 6\n"
+CHECK = """#check
+print("I asked for the double of 3:", len([double(3)]), double(3))
+assert isinstance(double(3), int) and double(3) == 6, "That is not the double of 3."
+assert answer == 6, "The answer is another number."
+"""
+HOSTILE = {
+    "print": "print = len = isinstance = None",
+    "builtins": "import builtins\nbuiltins.len = builtins.isinstance = lambda *a: True\n"
+    "builtins.print = builtins.exec = builtins.compile = lambda *a, **k: None",
+    "AssertionError": "import builtins\nclass AssertionError(Exception):\n"
+    "    def __new__(cls, *a): raise SystemExit\nbuiltins.AssertionError = AssertionError",
+    "an int that equals everything": "class Any(int):\n    __eq__ = lambda *a: True\n"
+    "    __hash__ = int.__hash__\ndouble = lambda x: Any(5)\nanswer = Any(5)",
+    "a class that says it is int": "class Any:\n    __class__ = int\n    __eq__ = lambda *a: True\n"
+    "double = lambda x: Any()\nanswer = Any()",
+    "equal without a class statement": "Any = type('Any', (int,), {'__eq__': lambda *a: True})\n"
+    "double = lambda x: Any(1)",
+    "an exit": "import os\ndef double(x):\n    raise SystemExit(0)",
+    "the caller's names": "import sys\ndef double(x):\n    frame = sys._getframe(1)\n"
+    "    while frame:\n        frame.f_globals.update(answer=6, isinstance=lambda *a: True)\n"
+    "        frame = frame.f_back\n    return 5",
+    "the check's constants": "import sys\ndef double(x):\n    frame = sys._getframe(1)\n"
+    "    while frame:\n        for value in frame.f_code.co_consts:\n"
+    "            if value == 6: return 6\n        frame = frame.f_back\n    return 5",
+    "the check's source through gc": "import gc, types\ndef double(x):\n"
+    "    for f in gc.get_objects():\n        if isinstance(f, types.FrameType):\n"
+    "            if 6 in f.f_code.co_consts: return 6\n    return 5",
+    "other threads' frames": "import sys\ndef double(x):\n"
+    "    for frame in sys._current_frames().values():\n"
+    "        while frame:\n            if 6 in frame.f_code.co_consts: return 6\n"
+    "            frame = frame.f_back\n    return 5",
+    "an error's way": "kept = []\ndef double(x):\n    for error in kept:\n"
+    "        step = error.__traceback__\n        while step:\n"
+    "            if 6 in step.tb_frame.f_code.co_consts: return 6\n"
+    "            step = step.tb_next\n    error = ValueError()\n    kept.append(error)\n"
+    "    raise error",
+    "a trace": "import sys, threading\n"
+    "def watch(frame, *rest):\n    frame.f_globals['answer'] = 6\n"
+    "    return watch\nsys.settrace(watch)\nthreading.settrace(watch)",
+    "a profile": "import sys\nsys.setprofile(lambda *a: None)",
+    "a thread": "import threading, time\ndef wait():\n    while True: time.sleep(0.01)\n"
+    "threading.Thread(target=wait, daemon=True).start()",
+    "a raw thread": "import _thread, time\ndef wait():\n    while True: time.sleep(0.01)\n"
+    "_thread.start_new_thread(wait, ())",
+    "a signal": "import signal\ndef late(*a):\n    globals()['answer'] = 6\n"
+    "signal.signal(signal.SIGALRM, late)\nsignal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)",
+    "the collector": "import gc\ngc.callbacks.append(lambda *a: globals().update(answer=6))",
+    "modules": "import sys, types\nsys.modules['json'] = types.ModuleType('json')\n"
+    "import os\nos.getpid = os.stat = None",
+    "the judge": "import sys\nfor name, module in list(sys.modules.items()):\n"
+    "    if name.startswith('rdmalab.'):\n        for key in list(vars(module)):\n"
+    "            if callable(vars(module)[key]): setattr(module, key, lambda *a, **k: None)",
+    "the judge's code": "from rdmalab.hostside import trial, judge\n"
+    "def nothing(self, *rest): pass\ntrial.Trial.run.__code__ = nothing.__code__\n"
+    "trial.hear.__code__ = (lambda court, request, paper: None).__code__",
+    "the judge from inside": "import sys\ndef double(x):\n"
+    "    from rdmalab.hostside import trial\n    trial.Trial.call = lambda self, f, *a, **k: 6\n"
+    "    import builtins\n    builtins.exec = lambda *a: None\n    return 5",
+    "hooks of its own": "import sys\nsys.addaudithook(lambda *a: None)\n"
+    "sys.displayhook = sys.excepthook = None",
+    "a verdict of its own": "import sys\ndef double(x):\n"
+    "    sys.audit('rdmalab.end', {}, 'ok', '', '')\n    return 5",
+    "a judge of its own": "from rdmalab.hostside import judge\njudge.convene(b'mine',"
+    " *judge.prepare(), globals())",
+    "enumerations": "import signal\nsignal.Signals._value2member_map_.clear()",
+    "a missing answer": "del answer",
+    "a generator": "def double(x):\n    yield 6",
+    "recursion": "import sys\nsys.setrecursionlimit(60)",
+    "stdout": "import sys\nsys.stdout = sys.stderr = None",
+    "the environment": "import os\nos.environ['PATH'] = '/home'\nimport sys\nsys.path[:] = []",
+}
+NEEDS_IDLE = ("a thread", "a raw thread")  # the next check is refused, too: the thread still runs
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_wrong_answer_fails_whatever_stands_in_the_way_and_a_right_one_passes_after_it(
+    name: str,
+) -> None:
+    wrong, right = judged(WRONG + HOSTILE[name], CHECK, RIGHT, CHECK)
+    assert wrong.ended != "ok", wrong
+    assert wrong.why, "It does not say why."
+    if name in NEEDS_IDLE:
+        assert right.ended == "refused" and "thread" in right.why
+    else:
+        assert right == Outcome("ok", "", "I asked for the double of 3: 1 6\n")
+
+
+def test_a_right_answer_passes_and_says_what_the_check_prints() -> None:
+    assert judged(RIGHT, CHECK) == [Outcome("ok", "", "I asked for the double of 3: 1 6\n")]
+
+
+def test_a_failed_assertion_is_told_with_its_sentence() -> None:
+    (outcome,) = judged(WRONG, CHECK)
+    assert (outcome.ended, outcome.why) == ("raised", "That is not the double of 3.")
+
+
+def test_an_error_is_told_with_its_kind() -> None:
+    (outcome,) = judged("def double(x):\n    return x['y']", CHECK)
+    assert outcome.ended == "raised" and outcome.why.startswith("TypeError: ")
+
+
+def test_a_value_of_an_own_class_is_named() -> None:
+    (outcome,) = judged("class Six(int): pass\nanswer = [{1: Six(6)}]", "#check\nassert answer")
+    assert outcome.ended == "refused"
+    assert outcome.why.startswith("`answer` holds an object of a class that the notebook itself")
+    assert "(Six, a kind of int)" in outcome.why
+
+
+POOL = """
+class Pool:
+    def __init__(self): self.free = [1]
+    def take(self): return self.free.pop()"""
+TAKE = "#check\npool = Pool()\nassert pool.take() == 1, 'no slot'\nassert pool.free == [], 'left'"
+
+
+def test_a_class_that_the_task_asks_for_is_judged() -> None:
+    assert judged(POOL, (TAKE, Brief(asked=["Pool"]))) == [Outcome("ok")]
+
+
+@pytest.mark.parametrize("method", ["__eq__", "__del__", "__getattribute__"])
+def test_a_class_that_is_asked_for_may_not_say_what_equals_it(method: str) -> None:
+    cell = f"{POOL}\n    def {method}(self, *a): return object.{'__repr__'}(self)"
+    (outcome,) = judged(cell, (TAKE, Brief(asked=["Pool"])))
+    assert outcome.ended == "refused" and method in outcome.why
+
+
+def test_an_attribute_of_a_learners_object_is_looked_at() -> None:
+    cell = POOL.replace("[1]", "type('L', (list,), {'__eq__': lambda *a: True})([1, 1])")
+    (outcome,) = judged(cell, (TAKE, Brief(asked=["Pool"])))
+    assert outcome.ended == "refused"
+
+
+def test_the_labs_own_definitions_are_made_anew() -> None:
+    given = "LIMIT = 6\ndef holds(x):\n    return double(x) == LIMIT"
+    cell = WRONG + "LIMIT = 5\ndef holds(x):\n    return True"
+    check = "#check\nassert holds(3), 'no'"
+    assert judged(cell, (check, Brief(given=given)))[0] == Outcome("raised", "no")
+
+
+def test_what_a_check_has_made_reaches_a_later_check_but_not_the_notebook() -> None:
+    first = ("#check\nresults = [double(3)]\nassert results", Brief(later=["results"]))
+    later = ("#check\nassert results == [6], results", Brief(carry=["results"]))
+    told = judged(RIGHT, first, "assert 'results' not in globals()\nresults = [7]", later)
+    assert told == [Outcome("ok"), Outcome("ok")]
+
+
+def test_what_a_check_makes_anew_for_the_lab_is_there_in_the_next_cell() -> None:
+    check = ("#check\nqp = qp + 1\nassert double(qp)", Brief(keep=["qp"]))
+    seen = "#check\nassert qp == 2 and seen == 2"
+    told = judged(RIGHT + "qp = 1\ndef double(x):\n    global seen\n    seen = qp", check, seen)
+    assert told[0].ended == "raised"  # double() returns None; but it has seen the new one
+    assert told[1] == Outcome("ok")
+
+
+def test_what_a_function_sets_is_seen_by_the_check_that_calls_it() -> None:
+    cell = "count = 0\ndef draw():\n    global count\n    count += 1\n    return count"
+    assert judged(cell, "#check\ndraw()\ndraw()\nassert count == 2, count") == [Outcome("ok")]
+
+
+def test_a_generator_and_a_callback_are_the_learners_on_a_stack_of_their_own() -> None:
+    cell = """
+import sys
+def depth():
+    frame, depth = sys._getframe(), 0
+    while frame:
+        frame, depth = frame.f_back, depth + 1
+    return depth
+def items():
+    yield depth()
+def key(x):
+    return depth()
+"""
+    check = "#check\nfound = [*items(), *map(key, [1]), max([0], key=key)]\nassert max(found) < 9"
+    assert judged(cell, check) == [Outcome("ok")]
+
+
+def test_output_is_kept_up_to_a_bound() -> None:
+    (outcome,) = judged(
+        "def double(x):\n    print('x' * 10_000_000)\n    return 6\nanswer = 6", CHECK
+    )
+    assert outcome.ended == "ok" and len(outcome.printed) == 65536
+
+
+def test_nothing_of_a_check_stays_in_the_notebook() -> None:
+    cell = """
+import gc, linecache, sys, types
+def left():
+    names = [name for name in globals() if name.startswith('secret')]
+    lines = [key for key in linecache.cache if 'check' in key]
+    return names + lines + [getattr(sys, 'last_traceback', None) or ''][1:]
+"""
+    hidden = "#check\nsecret_value = 4711\nassert answer == secret_value, 'no'"
+    told = judged(WRONG + cell, hidden, "#check\nassert left() == [], left()")
+    assert told == [Outcome("raised", "no"), Outcome("ok")]
+
+
+def test_a_reply_without_the_seal_is_not_believed() -> None:
+    text = question("assert False")
+    for reply in ({}, {"ended": "ok", "why": "", "printed": "", "seal": ""}, {"ended": ["ok"]}):
+        assert opened(SECRET, text, reply).ended == "refused"
+
+
+def test_a_seal_is_good_for_one_question_only() -> None:
+    from rdmalab.hostside import judge
+
+    assert judge.answer({"text": "{}"})["ended"] == "refused"  # no judge in this process
+
+
+def test_a_check_that_is_no_python_is_refused() -> None:
+    (outcome,) = judged(RIGHT, "#check\n!ls")
+    assert outcome.ended == "refused" and "no plain Python" in outcome.why
+
+
+# ---------------------------------------------------------------- names and definitions
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("x = y\nprint(x)", {"y"}),
+        ("x = x + 1", {"x"}),
+        ("x += 1", {"x"}),
+        ("for i in q:\n    print(i)", {"q"}),
+        ("with lab.capture() as wire:\n    pass\nwire.x", {"lab"}),
+        ("def f(a):\n    return a + b", {"b"}),
+        ("[i for i in n]", {"n"}),
+    ],
+)
+def test_what_a_source_reads_before_it_has_made_it(source: str, names: set[str]) -> None:
+    found = checkcode.free(checkcode.parse(source))
+    assert found - {"i"} == names
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [
+        ([("import a\nx = 1\nLIMIT = 3\ndef f(): pass", True)], "import a LIMIT def f()"),
+        ([("def f(): pass", True), ("def f(): pass", False)], ""),
+        ([("T = {1: 2}", True), ("T[3] = 4", True)], ""),
+        ([("from m import a, b", True), ("b = 1", False)], "from m import a"),
+        ([("A = m.x | m.y", True)], ""),
+        ([("import m\nA = m.x | m.y", True)], "import m A = m.x | m.y"),
+        ([("LATE = measured()", True)], ""),
+        ([("!ls", True), ("class C: pass", True)], "class C"),
+    ],
+)
+def test_what_the_lab_has_defined(cells: Sequence[tuple[str, bool]], kept: str) -> None:
+    words = " ".join(checkcode.definitions(cells).split())
+    assert all(word in words for word in kept.split())
+    assert bool(words) == bool(kept)
