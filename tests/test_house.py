@@ -74,7 +74,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "rdmalab.grading": (
-        "submission course apparatus sentences",
+        "submission course apparatus briefs sentences",
         "results runner report feedback",
         "machine classroom rehearsal gradebook validation",
         "__init__",
@@ -114,6 +114,7 @@ SHARED = (
     "rdmalab.hostside.values",  # how a value is written down
     "rdmalab.hostside.qpstate",  # the states of a queue pair, as the specification draws them
     "rdmalab.hostside.qpcall",  # the text of the call that moves one
+    "rdmalab.hostside.checkcode",  # which names a check reads and makes
     "rdmalab.hostside.errands",  # what is done with the guest's rights: faults, captures
 )
 

@@ -73,8 +73,8 @@ def convene(
     """
     busy: list[bool] = []
     touched: list[Any] = []
-    rights = make_rights(copies)
-    court = trial.Court(copies, habits, space, {}, touched, make_frames(busy), rights)
+    rights, plain = make_rights(copies), dict(vars(builtins))
+    court = trial.Court(copies, habits, space, {}, touched, make_frames(busy), rights, plain)
     preside = make_preside(court)
     sys.addaudithook(make_sealer(secret, preside.__code__))
     sys.addaudithook(make_usher(preside, busy, touched))

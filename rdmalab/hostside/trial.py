@@ -9,7 +9,6 @@ has the check among its callers, where it could read what is expected or change 
 from __future__ import annotations
 
 import _thread
-import builtins
 import ctypes
 import functools
 import sys
@@ -45,6 +44,7 @@ class Court(NamedTuple):
     touched: list[Any]  # functions whose code was exchanged
     frames: Callable[[], dict[int, Any]]
     rights: Callable[[], None]
+    builtins: dict[str, Any]
 
 
 def hear(court: Court, request: dict[str, Any], paper: Paper) -> None:
@@ -86,7 +86,7 @@ class Trial:
         self.roots = frozenset(
             {*LEARNERS, *checkcode.modules_of(check), *checkcode.modules_of(given)}
         )
-        known = self.given | checkcode.imported(check) | set(dir(builtins))
+        known = self.given | checkcode.imported(check) | set(court.builtins)
         self.linked = checkcode.reached(check, given) - known
         self.seen: dict[str, Any] = {}
         self.ns: dict[str, Any] = {"__name__": "__main__"}
@@ -99,26 +99,27 @@ class Trial:
         ids = {id(kind) for kind in kinds if isinstance(kind, type)}
         self.copies = self.copies._replace(ids=self.copies.ids | ids)
         for name in self.request["carry"]:
-            if name in self.court.store:
+            if name in self.court.store and name not in self.given:
                 self.ns[name] = self.court.store[name]
         self.linked -= set(self.request["carry"])
         self.pull()
-        for code in self.statements:
-            if self.dirty:
-                restore_some(self.court.copies, self.roots, bool(self.court.touched))
-                self.dirty = False
-            self.look()
-            exec(code, self.ns)
+        try:
+            for code in self.statements:
+                if self.dirty:
+                    restore_some(self.court.copies, self.roots, bool(self.court.touched))
+                    self.dirty = False
+                self.look()
+                exec(code, self.ns)
+        finally:
+            self.push()
+            made = {name: self.ns[name] for name in self.request["later"] if name in self.ns}
+            self.court.store.update(made)
         if self.refused:
             raise Dishonest(self.refused)
-        self.push()
-        for name in self.request["later"]:
-            if name in self.ns:
-                self.court.store[name] = self.ns[name]
 
     def look(self) -> None:
         """Builtins as they were, and the output to the paper."""
-        names = dict(vars(builtins))
+        names = dict(self.court.builtins)
         names[checkcode.CALL], names[checkcode.ATTRIBUTE] = self.call, self.attribute
         self.ns["__builtins__"] = names
         sys.stdout = sys.stderr = self.paper
