@@ -15,8 +15,9 @@ from typing import Any
 
 from .. import lab as labs
 from ..errors import BackendError, HostDied, HostError, HostTimeout, RemoteError
-from ..kernels import why_died
+from ..kernels import HostKernel, why_died
 from ..topology import DEFAULT_HOSTS, HOST_MEMORY_MIB
+from ..verdicts import Brief
 from .apparatus import body_of, hosts_of
 from .results import CHARACTERS, Outcome
 from .runner import Limits, MachineGone
@@ -57,6 +58,8 @@ class LabMachine:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.ident = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
         self.lab = labs.up(DEFAULT_HOSTS, lab=self.ident, say=say, **DESK)
+        for host in (*self.lab.hosts, self.lab.desk):
+            host.kernel.guard()  # before any of the learner's code
         self.closed = False
         self.deaths: list[dict[str, Any]] = []
         self.lab.remote.listen(self.on_event)
@@ -82,13 +85,15 @@ class LabMachine:
 
         return self.watched(cell, limits)
 
-    def check(self, source: str, brought: dict[str, str], limits: Limits) -> Outcome:
+    def check(
+        self, source: str, brought: dict[str, str], briefs: dict[str, Brief], limits: Limits
+    ) -> Outcome:
         """A check, from outside, where its ``%%on`` says, with the lab's own functions."""
         hosts = hosts_of(source)
         body = body_of(source)
 
-        def ask(kernel: Any, code: str) -> Outcome:
-            said = kernel.check(code, timeout_s=limits.cell_s)
+        def ask(kernel: HostKernel, brief: Brief) -> Outcome:
+            said = kernel.check(body, brief, timeout_s=limits.cell_s)
             return Outcome(said.ended, said.why, said.printed)
 
         def cell(meter: Meter) -> Outcome:
@@ -96,10 +101,9 @@ class LabMachine:
                 for host, code in brought.items():
                     if host:
                         self.define(host, code)
-                return ask(self.lab.desk.kernel, f"{brought.get('', '')}\n{body}")
-            codes = {host: f"{brought.get(host, '')}\n{body}" for host in hosts}
+                return ask(self.lab.desk.kernel, briefs[""])
             with ThreadPoolExecutor(len(hosts)) as pool:
-                asked = [pool.submit(ask, self.lab[h].kernel, code) for h, code in codes.items()]
+                asked = [pool.submit(ask, self.lab[h].kernel, briefs[h]) for h in hosts]
             return together([future.result() for future in asked])
 
         return self.watched(cell, limits)

@@ -13,13 +13,16 @@ one, with the lab's own cell in place of that one. Verdicts that were found befo
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import RdmalabError
+from ..verdicts import Brief
 from .apparatus import Apparatus
+from .briefs import Briefs
 from .course import LabForms
 from .results import Outcome
 from .submission import Step
@@ -54,7 +57,9 @@ class Machine(Protocol):
     def run(self, source: str, limits: Limits) -> Outcome:
         """A cell of the notebook, on the desk."""
 
-    def check(self, source: str, brought: dict[str, str], limits: Limits) -> Outcome:
+    def check(
+        self, source: str, brought: dict[str, str], briefs: dict[str, Brief], limits: Limits
+    ) -> Outcome:
         """A check, from outside, where its ``%%on`` says; ``brought``: definitions by host."""
 
     def close(self) -> None:
@@ -76,6 +81,11 @@ class Run:
     machines: int = 0
     suspects: set[str] = field(default_factory=set)  # steps in which a machine went once
     ends: float = 0.0
+
+    @functools.cached_property
+    def briefs(self) -> Briefs:
+        """What the lab's checks need to know."""
+        return Briefs(self.lab)
 
     def grade(self) -> None:
         """Run everything. Raises :class:`RdmalabError` if this machine cannot start hosts."""
@@ -145,7 +155,8 @@ class Run:
             source = self.lab.sources.get(step.id) if dropped else step.source
             outcome = None if source is None else machine.run(source, self.limits)
         elif not dropped and self.verdicts.get(step.id, RUN).ended not in ("not run", "lost"):
-            outcome = machine.check(step.source, apparatus.for_check(step.source), self.limits)
+            brought, briefs = apparatus.for_check(step.source), self.briefs.for_check(step.id)
+            outcome = machine.check(step.source, brought, briefs, self.limits)
             self.verdicts.setdefault(step.id, outcome)
         if outcome is not None:
             self.cell_seconds += outcome.seconds

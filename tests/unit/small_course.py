@@ -21,6 +21,7 @@ from rdmalab.grading.apparatus import body_of
 from rdmalab.grading.course import Course
 from rdmalab.grading.results import Outcome
 from rdmalab.grading.runner import Limits
+from rdmalab.verdicts import Brief
 
 LABS = Path(__file__).parents[2] / "labs"
 NAME = "07_small"
@@ -132,7 +133,9 @@ class ProcessMachine:
     def run(self, source: str, limits: Limits) -> Outcome:
         return self.ask(source, False, limits)
 
-    def check(self, source: str, brought: dict[str, str], limits: Limits) -> Outcome:
+    def check(
+        self, source: str, brought: dict[str, str], briefs: dict[str, Brief], limits: Limits
+    ) -> Outcome:
         return self.ask(f"{brought.get('', '')}\n{body_of(source)}", True, limits)
 
     def ask(self, source: str, apart: bool, limits: Limits) -> Outcome:
