@@ -115,7 +115,8 @@ class HostKernel(IPythonKernel):
 
     def raw_input(self, prompt: str = "") -> str:
         """``input()`` has nobody to ask: the keyboard is the notebook's."""
-        raise RuntimeError("input() does not work on a host; set the variable in the cell instead")
+        here = socket.gethostname()
+        raise RuntimeError(f"input() does not work on {here}; set the variable in the cell instead")
 
     def getpass(self, prompt: str = "", stream: Any = None) -> str:
         """As ``input()``."""
@@ -224,7 +225,8 @@ def warm_up() -> None:
 
 def refuse_exit() -> None:
     """What ``exit`` and ``quit`` do on a host."""
-    raise RuntimeError("exit does not end a host; lab.NAME.restart() gives it a fresh kernel")
+    here = socket.gethostname()
+    raise RuntimeError(f"exit does not end {here}; lab.{here}.restart() gives it a fresh kernel")
 
 
 def make_app() -> HostKernelApp:

@@ -16,13 +16,18 @@ from rdmalab.errors import UsageError
 settings.register_profile("patient", deadline=None)  # a loaded machine may take its time
 settings.load_profile("patient")
 INTERFACE_NAME_MAX = 15  # IFNAMSIZ of linux/if.h, without the final NUL
-names = st.from_regex(r"[a-z][a-z0-9]{0,11}", fullmatch=True)
+names = st.from_regex(r"[a-z][a-z0-9]{0,11}", fullmatch=True).filter(lambda name: name != "desk")
 
 
 def test_the_default_pair() -> None:
     alice, bob = topology.plan(topology.DEFAULT_HOSTS)
     assert (alice.name, alice.ip, alice.device) == ("alice", "10.0.0.1", "rxe_alice")
     assert (bob.name, bob.ip, bob.device) == ("bob", "10.0.0.2", "rxe_bob")
+
+
+def test_the_desk_is_no_host() -> None:
+    with pytest.raises(UsageError, match="lab.desk"):
+        topology.plan(["alice", "desk"])
 
 
 @given(st.lists(names, min_size=1, max_size=topology.MAX_HOSTS, unique=True))
