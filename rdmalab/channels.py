@@ -24,6 +24,7 @@ __all__ = ["Channels", "Inbox", "Message"]
 Message = dict[str, Any]
 Inbox = queue.SimpleQueue[Message]
 POLL_MS = 200
+MESSAGE_BYTES = 64 << 20  # at most; what sends a larger one is cut off
 
 
 def connect(kernel: dict[str, Any]) -> BlockingKernelClient:
@@ -33,6 +34,7 @@ def connect(kernel: dict[str, Any]) -> BlockingKernelClient:
 
     context = zmq.Context()  # what is set here holds for every socket made in it
     context.rcvhwm = context.sndhwm = context.linger = 0
+    context.maxmsgsize = MESSAGE_BYTES
     context.curve_publickey, context.curve_secretkey = zmq.curve_keypair()
     context.curve_serverkey = kernel["curve"].encode()
     client = BlockingKernelClient(context=context)

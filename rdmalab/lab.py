@@ -145,7 +145,7 @@ def ensure(
 ) -> LabState:
     """The state of the lab with these hosts, started if it does not run (see :func:`up`)."""
     lab = default_lab() if lab is None else check_lab_id(lab)
-    name = default_backend() if backend == "auto" else backend
+    name = desks.NAME if desks.is_here() else "vm" if backend == "auto" else backend
     if name not in BACKENDS:
         raise UsageError(
             f"There is no backend {backend!r} in this version; there is: {', '.join(BACKENDS)}.",
@@ -173,11 +173,6 @@ def ensure(
             next_step=BACKENDS[found.backend].OTHER_HOSTS,
         )
     return found
-
-
-def default_backend() -> str:
-    """The backend that is meant when none is named."""
-    return desks.NAME if desks.is_here() else "vm"
 
 
 def not_started(lab: str, error: OSError) -> MachineError:
@@ -229,12 +224,13 @@ def up(
 def down(lab: str | None = None) -> bool:
     """Stop a lab and remove all that it made, whatever is left. True if there was anything."""
     lab = default_lab() if lab is None else check_lab_id(lab)
+    if desks.is_here():
+        desks.stop(lab)
     opened = _open.get(lab)
     if opened is not None:
         opened.close()
     with state.locked(lab, say, deadline_s=60):
-        stopped: bool = BACKENDS[default_backend()].stop(lab)
-        return stopped
+        return microvm.stop(lab)
 
 
 def labs() -> Iterator[LabState]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import fcntl
+import importlib
 import json
 import os
 import secrets
@@ -38,9 +39,9 @@ PLAN_FILE = Path("/opt/rdmalab/lab.json")
 PORT_NAME = "org.rdmalab.boot"
 MODULES = ("virtio_net", "veth", "bridge", "ib_uverbs", "rdma_rxe", "rdma_ucm")
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
-BOOT_DEADLINE_S = 300.0  # longer than any controller waits
+BOOT_DEADLINE_S = 480.0  # longer than any controller waits
 TELL_MS = 5000
-PARK_S = 120  # for one host's kernel to be parked, once the nursery is ready
+PARK_S = 240  # for one host's kernel to be parked, once the nursery is ready
 PARKED_DEADLINE_S = 120.0  # a guest that nobody thaws in this time powers itself off
 
 
@@ -124,6 +125,7 @@ class Agent:
         for command, lines, netns in network.commands(self.specs):
             network.run(command, lines, netns)
         say("network and rxe devices are up")
+        importlib.import_module(f"{__package__}.control")  # now, and not at each restored start
         if nursery_sock.recv(64) != b"ready":
             power_off("the nursery died")
         say("nursery is ready")
