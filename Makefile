@@ -17,7 +17,7 @@ FILLED := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 STAMP  := $(VENV)/.filled-$(BASE)-$(FILLED)
 
 # Quick tests first, so that a typing mistake shows before the hosts boot.
-TESTS  := $(wildcard tests/test_house.py tests/unit tests/fabric tests/labs tests/browser tests/docker)
+TESTS  := $(wildcard tests/test_house.py tests/unit tests/fabric tests/labs tests/grading tests/browser tests/docker)
 
 # Two processes share the files of tests out, each with hosts of its own: a test mostly waits.
 WORKERS ?= 2

@@ -74,7 +74,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "__init__",
     ),
     "rdmalab.grading": (
-        "submission course apparatus briefs sentences",
+        "submission course apparatus briefs plans sentences",
         "results runner report feedback",
         "machine classroom rehearsal gradebook validation",
         "__init__",

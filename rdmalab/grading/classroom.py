@@ -221,12 +221,18 @@ class Classroom:
         if run is not None:
             result.cell_seconds, result.machines = run.cell_seconds, run.machines
 
+    def heard(self, text: str) -> None:
+        """Pass on what a start says, every ten seconds at least; an interrupt ends it here."""
+        if self.ended.is_set():
+            raise MachineError("interrupted")
+        self.say(text)
+
     def fresh(self) -> Machine:
         """A machine that :meth:`stop` knows of. The first one is saved for all that follow."""
         with contextlib.nullcontext() if self.warm.is_set() else self.first:
             if self.ended.is_set():
                 raise MachineError("interrupted")
-            machine = self.start(self.say)
+            machine = self.start(self.heard)
             self.warm.set()
         with self.lock:
             self.open = [*(m for m in self.open if not m.closed), machine]

@@ -25,7 +25,7 @@ __all__ = ["Course", "LabForms"]
 HIDDEN = ("### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LabForms:
     """One lab. ``solved``: with solutions and hidden tests; ``released``: as handed out."""
 

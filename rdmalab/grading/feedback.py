@@ -6,6 +6,7 @@ submission has had a hand in is escaped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -15,6 +16,8 @@ from .results import FAILED, NOT_RUN, PASSED, CheckResult, SubmissionResult, Tas
 __all__ = ["page"]
 
 MARKS = {PASSED: "✓ passed", FAILED: "✗ not passed", NOT_RUN: "– not run"}
+CODE = re.compile(r"`([^`\n]+)`")
+POINTS = re.compile(r" \(\d+ points?\)$")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -28,6 +31,11 @@ def out_of(score: float, points: float) -> str:
     return f"{number(score)} of {number(points)} point{'' if points == 1 else 's'}"
 
 
+def words(text: str) -> str:
+    """A sentence, escaped, with what stands in `backticks` as code."""
+    return CODE.sub(r"<code>\1</code>", escape(text))
+
+
 def check_lines(check: CheckResult) -> Iterator[str]:
     """One check: verdict, points, what it looked at, why."""
     kind = check.verdict.replace(" ", "-")
@@ -35,15 +43,16 @@ def check_lines(check: CheckResult) -> Iterator[str]:
     yield f"<span>{escape(check.check)}</span>"
     yield f'<span class="points">{out_of(check.score, check.points)}</span></header>'
     for line in check.told:
-        yield f'<p class="said">{escape(line)}</p>'
+        yield f'<p class="said">{words(line)}</p>'
     if check.reason_told:
-        yield f'<p class="reason">{escape(check.reason_told)}</p>'
+        yield f'<p class="reason">{words(check.reason_told)}</p>'
     yield "</div>"
 
 
 def task_lines(task: TaskResult) -> Iterator[str]:
     """One task: its checks, and the learner's own cell."""
-    yield f"<section><header><h2>{escape(task.title)}</h2>"
+    title = POINTS.sub("", task.title)  # they stand beside it, with what was given of them
+    yield f"<section><header><h2>{escape(title)}</h2>"
     yield f'<span class="points">{out_of(task.score, task.points)}</span></header>'
     for check in task.checks:
         yield from check_lines(check)

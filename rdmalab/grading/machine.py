@@ -17,8 +17,8 @@ from .. import lab as labs
 from ..errors import BackendError, HostDied, HostError, HostTimeout, RemoteError
 from ..kernels import HostKernel, why_died
 from ..topology import DEFAULT_HOSTS, HOST_MEMORY_MIB
-from ..verdicts import Brief
-from .apparatus import body_of, hosts_of
+from .apparatus import DESK
+from .plans import CheckPlan
 from .results import CHARACTERS, Outcome
 from .runner import Limits, MachineGone
 
@@ -27,8 +27,8 @@ __all__ = ["LabMachine", "sweep"]
 PREFIX = "grade"
 DEFINE_S = 20.0  # to make the lab's own functions anew on a host that may be at work
 SETTLE_S = 0.3  # a kernel that was restarted is told of a moment later
-FORKS = "grep -s ^max /sys/fs/cgroup/*/user/pids.events"
-DESK: dict[str, Any] = {"desk": True}
+FORKS = [f"/sys/fs/cgroup/{name}/user/pids.events" for name in (*DEFAULT_HOSTS, "desk")]
+OURS_LONGER = 5  # a cell of the lab's own has an end, however busy this machine is
 _numbers = itertools.count(1)
 
 
@@ -57,13 +57,17 @@ class LabMachine:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.ident = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
-        self.lab = labs.up(DEFAULT_HOSTS, lab=self.ident, say=say, **DESK)
-        for host in (*self.lab.hosts, self.lab.desk):
-            host.kernel.guard()  # before any of the learner's code
+        self.lab = labs.up(DEFAULT_HOSTS, lab=self.ident, desk=True, say=say)
         self.closed = False
         self.deaths: list[dict[str, Any]] = []
         self.lab.remote.listen(self.on_event)
-        self.forks = self.failed_forks()
+        try:
+            with ThreadPoolExecutor() as pool:  # a judge for each, before there is whom to judge
+                list(pool.map(lambda host: self.kernel(host).guard(), [DESK, *DEFAULT_HOSTS]))
+            self.forks = self.failed_forks()
+        except BaseException:
+            self.close()
+            raise
 
     def on_event(self, event: dict[str, Any]) -> None:
         """The guest tells of a kernel's end; called in the remote's thread."""
@@ -75,38 +79,34 @@ class LabMachine:
         self.closed = True
         labs.down(self.ident)
 
-    def run(self, source: str, limits: Limits) -> Outcome:
+    def run(self, source: str, limits: Limits, *, ours: bool) -> Outcome:
         """A cell of the notebook, on the desk."""
 
         def cell(meter: Meter) -> Outcome:
-            kernel = self.lab.desk.kernel
-            kernel.run(source, timeout_s=limits.cell_s, on_output=meter)
+            limit_s = limits.cell_s * (OURS_LONGER if ours else 1)
+            self.kernel(DESK).run(source, timeout_s=limit_s, on_output=meter)
             return Outcome("ok")
 
-        return self.watched(cell, limits)
+        return self.watched(cell, limits, ours=ours)
 
-    def check(
-        self, source: str, brought: dict[str, str], briefs: dict[str, Brief], limits: Limits
-    ) -> Outcome:
-        """A check, from outside, where its ``%%on`` says, with the lab's own functions."""
-        hosts = hosts_of(source)
-        body = body_of(source)
+    def check(self, plan: CheckPlan, limits: Limits) -> Outcome:
+        """A check, from outside, where its plan says, with the lab's own definitions."""
 
-        def ask(kernel: HostKernel, brief: Brief) -> Outcome:
-            said = kernel.check(body, brief, timeout_s=limits.cell_s)
+        def ask(host: str) -> Outcome:
+            said = self.kernel(host).check(plan.source, plan.briefs[host], timeout_s=limits.cell_s)
             return Outcome(said.ended, said.why, said.printed)
 
         def cell(meter: Meter) -> Outcome:
-            if not hosts:
-                for host, code in brought.items():
-                    if host:
-                        self.define(host, code)
-                return ask(self.lab.desk.kernel, briefs[""])
-            with ThreadPoolExecutor(len(hosts)) as pool:
-                asked = [pool.submit(ask, self.lab[h].kernel, briefs[h]) for h in hosts]
-            return together([future.result() for future in asked])
+            for host, code in plan.elsewhere.items():
+                self.define(host, code)
+            with ThreadPoolExecutor(len(plan.hosts)) as pool:
+                return together(list(pool.map(ask, plan.hosts)))
 
         return self.watched(cell, limits)
+
+    def kernel(self, host: str) -> HostKernel:
+        """The kernel of a host, or of the desk."""
+        return self.lab[host].kernel if host else self.lab.desk.kernel
 
     def define(self, host: str, code: str) -> None:
         """Make the lab's own functions anew on a host; one that is at work does it later."""
@@ -114,8 +114,10 @@ class LabMachine:
         content |= {"allow_stdin": False, "stop_on_error": False}
         self.lab[host].kernel.ask("execute_request", content, DEFINE_S)
 
-    def watched(self, cell: Callable[[Meter], Outcome], limits: Limits) -> Outcome:
-        """Run something, and say what became of it and of the kernels."""
+    def watched(
+        self, cell: Callable[[Meter], Outcome], limits: Limits, *, ours: bool = False
+    ) -> Outcome:
+        """Run something, and say what became of it and of the kernels; ``ours``: the lab's own."""
         meter, begin, before = Meter(limits.output_bytes), time.monotonic(), len(self.deaths)
         try:
             ended = cell(meter)
@@ -132,10 +134,10 @@ class LabMachine:
         except BackendError as error:
             raise MachineGone(str(error)) from None
         printed = ended.printed or meter.text
-        ended = self.judged(ended, before)
+        ended = self.judged(ended, before, ours)
         return Outcome(ended.ended, ended.why, printed, time.monotonic() - begin)
 
-    def judged(self, ended: Outcome, before: int) -> Outcome:
+    def judged(self, ended: Outcome, before: int, ours: bool) -> Outcome:
         """The outcome, unless something happened that this machine cannot be used after."""
         if ended.ended == "stopped":
             time.sleep(SETTLE_S)
@@ -143,15 +145,14 @@ class LabMachine:
             event = self.deaths[before]
             how = why_died(event, HOST_MEMORY_MIB)
             return Outcome("lost", f"ended the kernel of {event.get('host')}: it {how}.")
-        forks = self.failed_forks()
-        if forks != self.forks:
+        if not ours and self.failed_forks() != self.forks:
             return Outcome("lost", "started more processes than a host may have.")
         return ended
 
     def failed_forks(self) -> str:
         """How often each host was refused another process, as the kernel counts it."""
         try:
-            said = self.lab.remote.stream("root", ["sh", "-c", FORKS], timeout_s=30)
+            said = self.lab.remote.stream("root", ["grep", "-h", "^max", *FORKS], timeout_s=60)
             return b"".join(item[1] for item in said if not isinstance(item, int)).decode()
         except BackendError as error:
             raise MachineGone(str(error)) from None

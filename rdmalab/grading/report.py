@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from .apparatus import Apparatus
 from .course import HIDDEN, LabForms
+from .plans import plans
 from .results import CheckResult, Outcome, TaskResult, by_task, passed
 from .sentences import Sentences
 from .submission import Step
@@ -15,6 +16,8 @@ __all__ = ["tasks_of"]
 
 SOURCE_CHARACTERS = 20_000  # of an answer that is shown again
 ERROR = re.compile(r"\A([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning))\b")
+MISSING = re.compile(r"\ANameError: name '(\w+)' is not defined")
+BUILDS = "This check builds on an earlier one, which did not pass."
 UNSEEN = "It holds for what this check shows, and not for something that it does not show."
 FAILED = "This check did not pass."
 
@@ -23,33 +26,20 @@ def tasks_of(
     lab: LabForms, steps: Sequence[Step], verdicts: dict[str, Outcome]
 ) -> tuple[TaskResult, ...]:
     """The lab's tasks with their checks, as a run has found them."""
-    public = public_texts(lab)
-    results = [
-        check_result(lab, check, verdicts.get(check), Sentences(public[check], lab.hidden))
-        for check in lab.points
-    ]
+    results = []
+    for check, plan in plans(lab).items():
+        sentences = Sentences(plan.public, lab.hidden)
+        result = check_result(lab, check, verdicts.get(check), sentences)
+        builds = {name for brief in plan.briefs.values() for name in brief.carry}
+        missing = MISSING.match(result.reason)
+        if missing and missing.group(1) in builds:
+            result = replace(result, reason_told=BUILDS)
+        results.append(result)
     mine = {step.id: step.source[:SOURCE_CHARACTERS] for step in steps if step.kind == "task"}
     return tuple(
         TaskResult(task, lab.tasks[task], mine.get(task, ""), tuple(checks))
         for task, checks in by_task(results, list(lab.tasks)).items()
     )
-
-
-def public_texts(lab: LabForms) -> dict[str, str]:
-    """For each check the source that can speak in it: its own, and the functions that it uses."""
-    apparatus, found = Apparatus(), {}
-    for cell in lab.released.cells:
-        if cell.cell_type == "code":
-            if cell.id in lab.points:
-                brought = apparatus.for_check(cell.source)
-                found[cell.id] = "\n".join([without_magic(cell.source), *brought.values()])
-            apparatus.hear(cell.source, task=cell.id in lab.tasks)
-    return found
-
-
-def without_magic(source: str) -> str:
-    """A cell without lines that are no Python."""
-    return "\n".join(line for line in source.splitlines() if not line.startswith(("%", "!")))
 
 
 def check_result(

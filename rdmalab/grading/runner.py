@@ -13,17 +13,14 @@ one, with the lab's own cell in place of that one. Verdicts that were found befo
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..errors import RdmalabError
-from ..verdicts import Brief
-from .apparatus import Apparatus
-from .briefs import Briefs
 from .course import LabForms
+from .plans import CheckPlan, plans
 from .results import Outcome
 from .submission import Step
 
@@ -33,6 +30,7 @@ NOT_ANSWERED = "The task's cell is as it was handed out."
 SAID_CHARACTERS = 300
 STARTS = 2  # tries to start a machine
 RUN = Outcome("ok")
+AGAIN = ("ok", "raised", "refused")  # checks that run in each pass, for what follows them
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,11 @@ class Machine(Protocol):
 
     closed: bool
 
-    def run(self, source: str, limits: Limits) -> Outcome:
-        """A cell of the notebook, on the desk."""
+    def run(self, source: str, limits: Limits, *, ours: bool) -> Outcome:
+        """A cell of the notebook, on the desk; ``ours``: as the lab has handed it out."""
 
-    def check(
-        self, source: str, brought: dict[str, str], briefs: dict[str, Brief], limits: Limits
-    ) -> Outcome:
-        """A check, from outside, where its ``%%on`` says; ``brought``: definitions by host."""
+    def check(self, plan: CheckPlan, limits: Limits) -> Outcome:
+        """A check, from outside, where its plan says."""
 
     def close(self) -> None:
         """Throw the machine away; may be called twice, and from another thread."""
@@ -77,15 +73,11 @@ class Run:
     verdicts: dict[str, Outcome] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)  # step -> why it is not run any more
+    overran: set[str] = field(default_factory=set)  # steps that are not waited for again
     cell_seconds: float = 0.0
     machines: int = 0
     suspects: set[str] = field(default_factory=set)  # steps in which a machine went once
     ends: float = 0.0
-
-    @functools.cached_property
-    def briefs(self) -> Briefs:
-        """What the lab's checks need to know."""
-        return Briefs(self.lab)
 
     def grade(self) -> None:
         """Run everything. Raises :class:`RdmalabError` if this machine cannot start hosts."""
@@ -109,13 +101,13 @@ class Run:
 
     def once(self) -> bool:
         """One pass on a fresh machine. True if it was lost and there must be another."""
-        number, apparatus = 0, Apparatus()
+        number = 0
         machine = self.started()
         try:
             for number, step in enumerate(self.steps[: self.last_open() + 1]):
                 if not self.in_time():
                     return False
-                outcome = self.step(machine, step, apparatus)
+                outcome = self.step(machine, step)
                 if outcome is not None and outcome.ended == "lost":
                     self.drop(number, outcome.why)
                     return True
@@ -147,23 +139,24 @@ class Run:
         self.notes.append(why)
         return False
 
-    def step(self, machine: Machine, step: Step, apparatus: Apparatus) -> Outcome | None:
+    def step(self, machine: Machine, step: Step) -> Outcome | None:
         """Run one step, and keep a check's verdict. None if there was nothing to run."""
         outcome = None
         dropped = step.id in self.dropped
         if step.kind != "check":
-            source = self.lab.sources.get(step.id) if dropped else step.source
-            outcome = None if source is None else machine.run(source, self.limits)
-        elif not dropped and self.verdicts.get(step.id, RUN).ended not in ("not run", "lost"):
-            brought, briefs = apparatus.for_check(step.source), self.briefs.for_check(step.id)
-            outcome = machine.check(step.source, brought, briefs, self.limits)
+            as_given = dropped or step.id in self.overran
+            source = self.lab.sources.get(step.id) if as_given else step.source
+            ours = as_given or not step.changed
+            if source is not None:
+                outcome = machine.run(source, self.limits, ours=ours)
+        elif not dropped and self.verdicts.get(step.id, RUN).ended in AGAIN:
+            outcome = machine.check(plans(self.lab)[step.id], self.limits)
             self.verdicts.setdefault(step.id, outcome)
         if outcome is not None:
             self.cell_seconds += outcome.seconds
             if outcome.ended == "stopped" and step.kind != "check":
                 self.notes.append(f"{self.called(step)} {outcome.why}")
-        if step.kind != "own":
-            apparatus.hear(self.lab.sources[step.id], task=step.kind == "task")
+                self.overran.add(step.id)
         return outcome
 
     def answered(self, number: int) -> bool:

@@ -17,11 +17,10 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from rdmalab.grading.apparatus import body_of
 from rdmalab.grading.course import Course
+from rdmalab.grading.plans import CheckPlan
 from rdmalab.grading.results import Outcome
 from rdmalab.grading.runner import Limits
-from rdmalab.verdicts import Brief
 
 LABS = Path(__file__).parents[2] / "labs"
 NAME = "07_small"
@@ -130,13 +129,11 @@ class ProcessMachine:
         self.process.start()
         theirs.close()
 
-    def run(self, source: str, limits: Limits) -> Outcome:
+    def run(self, source: str, limits: Limits, *, ours: bool) -> Outcome:
         return self.ask(source, False, limits)
 
-    def check(
-        self, source: str, brought: dict[str, str], briefs: dict[str, Brief], limits: Limits
-    ) -> Outcome:
-        return self.ask(f"{brought.get('', '')}\n{body_of(source)}", True, limits)
+    def check(self, plan: CheckPlan, limits: Limits) -> Outcome:
+        return self.ask(f"{plan.briefs[''].given}\n{plan.source}", True, limits)
 
     def ask(self, source: str, apart: bool, limits: Limits) -> Outcome:
         try:
