@@ -74,8 +74,7 @@ def name_process(name: str) -> None:
 
 
 def set_up(spec: HostSpec) -> None:
-    """Hostname and mounts: what makes this a machine of its own; and process 1 stays in memory."""
-    stay_in_memory()
+    """Hostname and mounts: what makes this a machine of its own."""
     socket.sethostname(spec.name)
     Path("/proc/self/oom_score_adj").write_text("-1000")
     mount("none", "/", "", MS_REC | MS_PRIVATE)

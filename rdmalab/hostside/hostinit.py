@@ -35,6 +35,7 @@ from .container import (
     lower_rights,
     name_process,
     set_up,
+    stay_in_memory,
     take_identity,
 )
 from .network import HostSpec, enter_network
@@ -108,6 +109,7 @@ class HostInit:
             set_up(self.spec)
             if self.spec.is_desk:
                 deskseat.preload()
+            stay_in_memory()  # last: the desk imports as a user, who may lock little
             self.tell("up")
             self.start_kernel()
             while True:
