@@ -11,6 +11,7 @@ This module imports nothing heavy: names are loaded when they are first used.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from . import errors
@@ -66,10 +67,10 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext rdmalab``: register the magics; the hosts come up at first use."""
-    from .grading import validation
     from .magics import load
 
-    if validation.wanted():
-        validation.take_fresh_hosts()
+    if os.environ.get("NBGRADER_EXECUTION") == "validate":  # nbgrader's Validate button
+        from .grading.validation import take_fresh_hosts
 
+        take_fresh_hosts()
     load(shell)

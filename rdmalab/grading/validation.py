@@ -11,12 +11,7 @@ import os
 
 from .. import lab as labs
 
-__all__ = ["take_fresh_hosts", "wanted"]
-
-
-def wanted() -> bool:
-    """Whether this kernel runs for nbgrader's validation."""
-    return os.environ.get("NBGRADER_EXECUTION") == "validate"
+__all__ = ["take_fresh_hosts"]
 
 
 def take_fresh_hosts() -> None:
