@@ -96,7 +96,8 @@ def test_a_notebooks_first_cells(lab: rdmalab.Lab) -> None:
 def test_the_package_there_is_the_one_beside_a_notebook(lab: rdmalab.Lab) -> None:
     from rdmalab.hostside import qpstate
 
-    look = "import rdmalab.hostside.qpstate as q; print(rdmalab.__version__, len(q.STATES))"
+    look = "import rdmalab\nimport rdmalab.hostside.qpstate as q\n"
+    look += "print(rdmalab.__version__, len(q.STATES))"
     assert said(lab, look) == f"{rdmalab.__version__} {len(qpstate.STATES)}\n"
     assert said(lab, "print(sorted(set(rdmalab.__all__) - set(dir(rdmalab))))") == "[]\n"
     with pytest.raises(RemoteError, match="ModuleNotFoundError"):  # it needs %%on
