@@ -74,7 +74,7 @@ def name_process(name: str) -> None:
 
 
 def set_up(spec: HostSpec) -> None:
-    """Hostname and mounts: what makes this a machine of its own."""
+    """Hostname and mounts: what makes this a machine of its own. Then process 1 stays in memory."""
     socket.sethostname(spec.name)
     Path("/proc/self/oom_score_adj").write_text("-1000")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
@@ -97,6 +97,9 @@ def set_up(spec: HostSpec) -> None:
         if name != spec.device:
             real = os.path.realpath(f"/sys/class/infiniband/{name}")
             mount("tmpfs", real, "tmpfs", MS_RDONLY, "mode=000")
+    if spec.is_desk:
+        deskseat.preload()
+    stay_in_memory()  # last: the desk imports as a user, who may lock little
 
 
 def make_folders(spec: HostSpec) -> None:

@@ -27,7 +27,7 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from . import deskseat, hostkernel
+from . import hostkernel
 from .cgroup import Cgroup
 from .container import (
     leave_console,
@@ -35,7 +35,6 @@ from .container import (
     lower_rights,
     name_process,
     set_up,
-    stay_in_memory,
     take_identity,
 )
 from .network import HostSpec, enter_network
@@ -107,9 +106,6 @@ class HostInit:
             signal.set_wakeup_fd(self.wake_w)
             name_process("init")
             set_up(self.spec)
-            if self.spec.is_desk:
-                deskseat.preload()
-            stay_in_memory()  # last: the desk imports as a user, who may lock little
             self.tell("up")
             self.start_kernel()
             while True:
