@@ -74,6 +74,11 @@ HOSTILE = {
     " *judge.prepare(), globals())",
     "enumerations": "import signal\nsignal.Signals._value2member_map_.clear()",
     "a missing answer": "del answer",
+    "a context manager": "import contextlib, sys\n@contextlib.contextmanager\ndef double(x):\n"
+    "    frame = sys._getframe(1)\n    while frame:\n        frame.f_globals['answer'] = 6\n"
+    "        frame = frame.f_back\n    yield 5",
+    "a library's wrapper": "import functools\nclass Any(int):\n    __eq__ = lambda *a: True\n"
+    "double = functools.partial(Any)",
     "a generator": "def double(x):\n    yield 6",
     "recursion": "import sys\nsys.setrecursionlimit(60)",
     "stdout": "import sys\nsys.stdout = sys.stderr = None",

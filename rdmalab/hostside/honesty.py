@@ -106,10 +106,10 @@ def parts(name: str, thing: Any, copies: Copies, asked: frozenset[str]) -> list[
     for container in (list, tuple, set, frozenset, deque):
         if issubclass(kind, container):
             return list(container.__iter__(thing))
-    return inner(name, thing, own)
+    return inner(name, thing, own, copies)
 
 
-def inner(name: str, thing: Any, own: bool) -> list[Any]:
+def inner(name: str, thing: Any, own: bool, copies: Copies) -> list[Any]:
     """The attributes of an object. None of them may stand in the place of a method."""
     kind = type(thing)
     try:
@@ -126,7 +126,14 @@ def inner(name: str, thing: Any, own: bool) -> list[Any]:
                     " a check needs the real one."
                 )
     root = str(module_of(kind)).split(".")[0]
-    return list(held.values()) if own or root in LOOKED_INTO else []
+    if own or root in LOOKED_INTO:
+        return list(held.values())
+    for value in held.values():  # such as a context manager's generator: it would run in the check
+        code = getattr(value, "__code__", None) or getattr(value, "gi_code", None)
+        running = type(value) in (types.FunctionType, types.GeneratorType)
+        if running and id(code) not in copies.codes:
+            raise Dishonest(f"`{name}` holds a function of the notebook in a {name_of(kind)}.")
+    return []
 
 
 def check_asked(name: str, kind: type, copies: Copies, asked: frozenset[str]) -> None:

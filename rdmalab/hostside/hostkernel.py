@@ -219,8 +219,9 @@ def warm_up() -> None:
     import stack_data
     import tornado.ioloop
     import tornado.platform.asyncio
+    import zmq.utils.garbage
 
-    del asyncio, concurrent, comm, IPython, pygments, stack_data, tornado
+    del asyncio, concurrent, comm, IPython, pygments, stack_data, tornado, zmq
 
 
 def refuse_exit() -> None:

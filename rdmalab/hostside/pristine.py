@@ -71,13 +71,17 @@ class Group(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """All that was noted. ``kinds``: the classes that there were, ``ids`` and ``codes`` by id."""
+    """All that was noted. ``kinds``: the classes that there were; what follows, by id.
+
+    ``functions`` and ``codes`` include those that decorators and functions hold inside.
+    """
 
     shots: tuple[Shot, ...]
     own: tuple[Shot, ...]  # of the judge's own modules, builtins and sys
     groups: tuple[Group, ...]
     kinds: tuple[type, ...]
     ids: frozenset[int]
+    functions: frozenset[int]
     codes: frozenset[int]
     environment: tuple[tuple[str, str], ...]
     lists: tuple[tuple[list[Any], tuple[Any, ...]], ...]
@@ -182,7 +186,11 @@ def take(own: tuple[types.ModuleType, ...], earlier: Copies | None = None) -> Co
             new.append(shots[-1])
         else:
             shots.append(old if same_room(old.room) else old._replace(room=room_of(module)))
-    codes = frozenset(id(code) for shot in new for code in nested(shot.parts[0]))
+    known_functions: dict[int, types.FunctionType] = {}
+    for shot in new:
+        for function in shot.functions:
+            wrapped_in(function, known_functions)
+    codes = nested(tuple(function.__code__ for function in known_functions.values()))
     lists = (sys.path, sys.meta_path, sys.path_hooks, gc.callbacks)
     kinds = all_kinds()
     return Copies(
@@ -191,7 +199,8 @@ def take(own: tuple[types.ModuleType, ...], earlier: Copies | None = None) -> Co
         tuple(groups_of(shots, earlier.groups if earlier else ())),
         kinds,
         frozenset(map(id, kinds)),
-        codes | earlier.codes if earlier else codes,
+        frozenset(known_functions) | (earlier.functions if earlier else set()),
+        frozenset(map(id, codes)) | (earlier.codes if earlier else set()),
         tuple(os.environ.items()),
         tuple((held, tuple(held)) for held in lists),
     )
@@ -220,6 +229,18 @@ def group_of(shots: list[Shot]) -> Group:
         kinds,
         tuple(map(bases_of, kinds)),
     )
+
+
+def wrapped_in(function: Any, found: dict[int, types.FunctionType]) -> None:
+    """Collect a function and those that it holds on to, as a decorator's holds the decorated."""
+    if type(function) is not types.FunctionType or id(function) in found:
+        return
+    found[id(function)] = function
+    for cell in function.__closure__ or ():
+        try:
+            wrapped_in(cell.cell_contents, found)
+        except ValueError:
+            continue  # an empty cell
 
 
 def nested(codes: tuple[Any, ...]) -> Iterator[types.CodeType]:

@@ -173,7 +173,7 @@ class Trial:
     def attribute(self, thing: Any, name: str) -> Any:
         """What each attribute that the check reads goes through."""
         if self.is_learners(thing):
-            return self.outside(getattr, (thing, name), {})
+            return self.outside(getattr, (thing, name), {}, name)
         return getattr(thing, name)
 
     def is_ours(self, function: Any) -> bool:
@@ -185,7 +185,7 @@ class Trial:
         """Whether a function was there before the submission."""
         kind = type(function)
         if kind is types.FunctionType:
-            return id(function.__code__) in self.copies.codes
+            return id(function) in self.copies.functions
         if kind is types.MethodType:
             return not self.is_learners(function.__self__) and self.is_library(function.__func__)
         if isinstance(function, type):
@@ -212,7 +212,9 @@ class Trial:
 
         return called
 
-    def outside(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def outside(
+        self, function: Any, args: tuple[Any, ...], named: dict[str, Any], name: str = ""
+    ) -> Any:
         """Call what is the submission's on a stack of its own, and look at what comes back."""
         self.push()
         box: list[Any] = []
@@ -232,7 +234,8 @@ class Trial:
         self.pull()
         if not box[0]:
             raise plain(box[1], self.copies)
-        self.examine(getattr(function, "__name__", "the function"), box[1])
+        said = name or getattr(function, "__name__", "")
+        self.examine(said if type(said) is str and said else "a function", box[1])
         return self.pulled(box[1]) if is_lazy(box[1]) else box[1]
 
     def wait_gone(self, ident: int) -> None:
