@@ -57,12 +57,12 @@ def habits() -> Habits:
 def settle(old: Habits) -> None:
     """Drop every hook, and go back to the habits. Called after the modules are as they were."""
     drop_hooks()
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+        signal.setitimer(timer, 0)  # first: a signal without its handler ends the process
     for number, handler in old.signals:
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
-        signal.setitimer(timer, 0)
     sys.setrecursionlimit(old.recursion)
     sys.setswitchinterval(old.switch_s)
     if tuple(warnings.filters) != old.filters:
