@@ -126,16 +126,22 @@ def mentioned(tree: ast.AST) -> set[str]:
 
 
 def reached(check: ast.Module, given: ast.Module) -> set[str]:
-    """The names that a check reads, itself or through the lab's definitions that it uses."""
+    """The names that a check takes from elsewhere, itself or in the lab's definitions it uses.
+
+    What it makes before it reads it is not among them, unless a definition reads it.
+    """
     uses: dict[str, set[str]] = {}
     for node in given.body:
         for name in targets(node):
             uses[name] = uses.get(name, set()) | mentioned(node)
-    found: set[str] = set()
+    found = free(check)
+    seen: set[str] = set()
     waiting = mentioned(check)
     while waiting:
-        found |= waiting
-        waiting = {name for known in waiting for name in uses.get(known, ())} - found
+        seen |= waiting
+        more = {name for known in waiting for name in uses.get(known, ())}
+        found |= more
+        waiting = more - seen
     return found
 
 

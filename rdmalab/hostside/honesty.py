@@ -49,7 +49,8 @@ def is_own(kind: type, copies: Copies) -> bool:
     """Whether a class was made by the submission: neither there before it, nor a library's."""
     if id(kind) in copies.ids or not heap(kind):
         return False
-    return not from_library(kind)
+    meta = type(kind)
+    return not from_library(kind) or (meta is not type and is_own(meta, copies))
 
 
 def from_library(kind: type) -> bool:
@@ -57,7 +58,7 @@ def from_library(kind: type) -> bool:
     module = sys.modules.get(str(module_of(kind)))
     spec = getattr(module, "__spec__", None)
     origin = getattr(spec, "origin", None)
-    if type(module) is not types.ModuleType or type(origin) is not str or type(kind) is not type:
+    if type(module) is not types.ModuleType or type(origin) is not str:
         return False
     try:
         foreign = os.stat(origin).st_uid != os.getuid()

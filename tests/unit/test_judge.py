@@ -174,6 +174,11 @@ def key(x):
     assert judged(cell, check) == [Outcome("ok")]
 
 
+def test_what_a_check_makes_itself_is_not_taken_from_the_notebook() -> None:
+    cell = RIGHT + "class Own(int): pass\nfound = Own(1)"
+    assert judged(cell, "#check\nfound = double(3)\nassert found == 6, 'no'") == [Outcome("ok")]
+
+
 def test_output_is_kept_up_to_a_bound() -> None:
     (outcome,) = judged(
         "def double(x):\n    print('x' * 10_000_000)\n    return 6\nanswer = 6", CHECK
