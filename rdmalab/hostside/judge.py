@@ -116,13 +116,17 @@ def make_aftermath(copies: Copies) -> Callable[[], None]:
     """What puts right, after a cell, all that the kernel itself works with."""
     rights, drop = make_rights(copies), process.drop_hooks
     groups = tuple(g for g in copies.groups if any(top_of(s) in KERNELS for s in g.shots))
-    put = put_groups
+    put, streams = put_groups, tuple((name, getattr(sys, name)) for name in STREAMS)
 
     def aftermath() -> None:
         rights()
         drop()
         rights()  # what a hook has done on the way
         put(groups)
+        for name, stream in streams:
+            now = getattr(sys, name)
+            if now is None or id(type(now)) not in copies.ids:
+                setattr(sys, name, stream)
 
     return aftermath
 

@@ -61,6 +61,7 @@ def settle(old: Habits) -> None:
         signal.setitimer(timer, 0)  # first: a signal without its handler ends the process
     for number, handler in old.signals:
         if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, signal.SIG_IGN)  # drops one that is on its way
             signal.signal(number, handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.setrecursionlimit(old.recursion)
