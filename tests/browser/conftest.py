@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def jupyterlab(folder: Path) -> Iterator[str]:
     """`rdmalab lab` on that folder; yields the address that it prints, token included."""
+    with serving(folder, "browser") as address:
+        yield address
+
+
+@contextmanager
+def serving(folder: Path, lab: str) -> Iterator[str]:
+    """`rdmalab lab` on a folder, with this lab's hosts; the address that it prints."""
     log = folder.parent / "jupyterlab.log"
-    env = {**os.environ, "RDMALAB_LABS": str(folder), "RDMALAB_LAB": "browser"}
+    env = {**os.environ, "RDMALAB_LABS": str(folder), "RDMALAB_LAB": lab}
     env["JUPYTER_CONFIG_DIR"] = str(folder.parent / "config")
     setting(
         folder, "notebook-extension/tracker", {"windowingMode": "none"}
@@ -71,7 +79,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-        labs.down("browser")
+        labs.down(lab)
 
 
 def setting(folder: Path, name: str, value: dict[str, object]) -> None:
