@@ -729,10 +729,10 @@ import json
 
 
 def regions_of_mine():
-    """How many memory regions this process has, by the kernel's list."""
+    """How many memory regions this host's device has, by the kernel's list."""
     command = ["rdma", "-j", "resource", "show", "mr"]
     listed = json.loads(subprocess.check_output(command) or "[]")
-    return sum(region.get("pid") == os.getpid() for region in listed)
+    return sum(region["ifname"] == here.device for region in listed)
 
 
 with Context(name=here.device) as ctx, PD(ctx) as pd, MR(pd, PAGE, NONE), MR(pd, PAGE, NONE):

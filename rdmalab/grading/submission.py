@@ -116,18 +116,24 @@ class Matcher:
 
     def __init__(self, released: NotebookNode) -> None:
         self.cells = {cell.id: cell for cell in sources_of(released)}
-        self.by_text = {plain(cell.source): name for name, cell in self.cells.items()}
+        self.by_text: dict[str, list[str]] = {}
+        for name, cell in self.cells.items():
+            self.by_text.setdefault(plain(cell.source), []).append(name)
 
-    def find(self, cell: NotebookNode) -> str:
-        """The id of the lab's cell that this one is, or the empty string."""
+    def find(self, cell: NotebookNode, taken: Sequence[str] = ()) -> str:
+        """The id of the lab's cell that this one is, or the empty string.
+
+        Where a lab has the same cell twice it is the one of its id, or the next that is not
+        ``taken`` by the cells before this one.
+        """
         name = grade_id(cell)
         if name in self.cells:
             return name
-        same: str | None = self.by_text.get(plain(cell.source))
-        if same:
-            return same
+        same = self.by_text.get(plain(cell.source), [])
         name = cell.get("id", "")
-        if name in self.cells and self.alike(name, cell.source):
+        if same and name not in same:
+            return next((other for other in same if other not in taken), same[-1])
+        if name in self.cells and (same or self.alike(name, cell.source)):
             return str(name)
         return ""
 
@@ -187,7 +193,9 @@ def sort_out(
     Returns the sources by the lab's cell ids; the own cells by the id that they stand behind; and
     what is to be said about it.
     """
-    names = [matcher.find(cell) for cell in cells]
+    names: list[str] = []
+    for cell in cells:
+        names.append(matcher.find(cell, names))
     tasks = [name for name, cell in matcher.cells.items() if kind_of(cell) == "task"]
     for number, cell in enumerate(cells):
         if not names[number]:

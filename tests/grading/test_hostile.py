@@ -88,7 +88,7 @@ def test_b45_what_hangs_or_ends_a_kernel_costs_its_own_points_only(
     cases: dict[str, tuple[str, str, str]], tmp_path: Path
 ) -> None:
     """B45: loops, exits, crashes, fork bombs, memory, output, input, no Python at all."""
-    result = run(tmp_path, cases, Limits(cell_s=8, output_bytes=1 << 20))
+    result = run(tmp_path, cases, Limits(cell_s=20, output_bytes=1 << 20))
     found = scores(result)
     assert [name for name, score in found.items() if score] == [
         name for name in found if name.startswith("after")

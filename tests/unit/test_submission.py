@@ -144,6 +144,24 @@ def test_own_cells_stay_where_they_stood(
     assert [step for step in restored.steps if step.kind != "own"] == wanted
 
 
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_cell_that_the_lab_has_twice_is_found_twice(
+    ids: bool, mine: NotebookNode, lab: NotebookNode, released: NotebookNode, wanted: list[Step]
+) -> None:
+    forms = [copy.deepcopy(form) for form in (lab, released, mine)]
+    for form in forms:
+        again = copy.deepcopy(by_id(form, "cell-003"))
+        again.id = "cell-999"
+        form.cells.append(again)
+    if not ids:
+        for cell in forms[2].cells:
+            del cell["id"]
+    restored = submission.restore(forms[2], forms[0], forms[1])
+    assert restored.notes == []
+    assert [step.id for step in restored.steps] == [*(step.id for step in wanted), "cell-999"]
+    assert not any(step.changed for step in restored.steps if step.kind == "given")
+
+
 def test_an_editor_that_drops_ids_and_metadata_costs_nothing(
     mine: NotebookNode, lab: NotebookNode, released: NotebookNode, wanted: list[Step]
 ) -> None:
