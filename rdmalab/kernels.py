@@ -24,7 +24,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "HostKernel", "why_died"]
 
 DEFAULT_TIMEOUT_S = 60.0
 INTERRUPT_GRACE_S = 5.0  # then the kernel is replaced: it is stuck in a call that never returns
-BACK_S = 15.0  # how long a kernel that died is waited for
+BACK_S = 30.0  # how long a kernel that died is waited for
 SYNC_S = 0.5  # for the first question to a kernel; doubled each time that no answer comes
 ANSWER_S = 30.0
 REPLY_S = 10.0
@@ -251,7 +251,7 @@ class HostKernel(Judged):
         """Send SIGINT to the kernel: Python raises KeyboardInterrupt, a blocked call returns."""
         self.remote.call("interrupt", host=self.name)
 
-    def restart(self, timeout_s: float = 30.0) -> None:
+    def restart(self, timeout_s: float = 90.0) -> None:
         """Replace the kernel; memory, queue pairs and processes of the old one are freed."""
         self._synced, self._lost, self.secret = False, None, None
         self.remote.call("restart", host=self.name, timeout_s=timeout_s)
