@@ -15,6 +15,7 @@ import pytest
 
 import rdmalab
 from rdmalab import lab as labs
+from rdmalab import state
 from rdmalab.errors import BackendError, HostDied, RemoteError, UsageError
 
 pytestmark = [pytest.mark.fabric, pytest.mark.timeout(400)]
@@ -364,6 +365,8 @@ def test_the_control_service_does_little_for_the_desk(lab: rdmalab.Lab, guest: C
         said(lab, f"ask({junk}, seconds=1)")
     assert "'alice': 'ready'" in said(lab, "print(ask(op='hello')['hosts'])")
     assert guest(lab, "ls /run/owned").code, "nothing of it was done"
+    log = (state.lab_folder("desk") / "console.log").read_text()
+    assert "request failed" not in log, "a log of it would be on the owner's disk"
     assert lab.remote.call("hello")["hosts"]["desk"] == "ready"
 
 
