@@ -42,6 +42,7 @@ def server(folder: Path, lab: LabForms) -> Iterator[str]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport=PROJECTOR)
+    context.set_default_navigation_timeout(MANY_S * 1000)  # the machine may be busy
     yield context.new_page()
     context.close()
 
@@ -100,6 +101,7 @@ def hand_in(folder: Path, lab: LabForms) -> None:
         nbformat.write(notebook, place / f"{NAME}.ipynb")
 
 
+@pytest.mark.long
 def test_formgrader_from_release_to_points(
     page: Page, server: str, folder: Path, lab: LabForms
 ) -> None:

@@ -177,6 +177,7 @@ def test_the_instructor_reads_the_hidden_tests_sentence(course: Path) -> None:
     assert (course / "graded" / "eve" / "results" / f"{NAME}.json").is_file()
 
 
+@pytest.mark.long
 def test_rdmalab_grade_gives_the_same_points(course: Path, folder: Path, tmp_path: Path) -> None:
     """B52: and gives them again."""
     env = {**os.environ, "RDMALAB_LABS": str(folder)}
