@@ -19,7 +19,7 @@ from rdmalab.grading.runner import Limits
 
 from .many import CANARY, answered, hand_in, make_course
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fabric, pytest.mark.timeout(1200)]
 
 STUBBORN = """
 import time
