@@ -18,7 +18,7 @@ from rdmalab import lab as labs
 from rdmalab import state
 from rdmalab.errors import BackendError, HostDied, RemoteError, UsageError
 
-pytestmark = [pytest.mark.fabric, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.fabric, pytest.mark.timeout(600)]
 
 # The control service, as somebody at the desk may try to speak with it: the reply, or None.
 KNOCK = """
