@@ -35,7 +35,6 @@ from .network import HostSpec
 
 __all__ = ["Agent", "main"]
 
-PLAN_FILE = Path("/opt/rdmalab/lab.json")
 PORT_NAME = "org.rdmalab.boot"
 MODULES = ("virtio_net", "veth", "bridge", "ib_uverbs", "rdma_rxe", "rdma_ucm")
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
@@ -282,7 +281,7 @@ def main(nursery_sock: socket.socket) -> NoReturn:
         signal.alarm(int(BOOT_DEADLINE_S))
         say("agent starts")
         set_up_guest()
-        agent = Agent(json.loads(PLAN_FILE.read_text()))
+        agent = Agent(json.loads(network.PLAN_FILE.read_text()))
         agent.boot(nursery_sock)
         converse(agent)
         from .control import ControlServer, Door

@@ -11,6 +11,7 @@ lab's 0700 folder only) can neither run code nor read output, although the port 
 from __future__ import annotations
 
 import base64
+import importlib
 import json
 import os
 import random
@@ -29,13 +30,23 @@ from ipykernel.kernelapp import IPKernelApp
 from ipykernel.zmqshell import ZMQInteractiveShell
 from traitlets import Type
 
-from . import deskseat, judge
+from . import deskseat
 from .values import pack, refusal, unpack
 
-__all__ = ["HostKernel", "HostKernelApp", "serve", "warm_up"]
+__all__ = ["HostKernel", "HostKernelApp", "appoint_judge", "serve", "warm_up"]
 
 OUTPUT_PIECE = 65536  # characters of output in one message at most
 OUTPUT_WAITING = 64  # messages of output that wait for a slow reader; then its writer waits
+
+
+judge: Any = None  # the module, where there is a desk: a lab that is not graded does without
+
+
+def appoint_judge() -> None:
+    """Import the judge for all kernels of a lab that is graded, and take the first notes."""
+    global judge
+    judge = importlib.import_module(f"{__package__}.judge")
+    judge.prepare()
 
 
 class HostShell(ZMQInteractiveShell):
@@ -72,8 +83,8 @@ class HostKernel(IPythonKernel):
         self.shell_handlers["rdmalab_check_request"] = self.check_request
 
     def note(self) -> None:
-        """Take the judge's notes, before any learner's code has run."""
-        self.notes = judge.prepare()
+        """Take the judge's notes, before any learner's code has run, if there is a judge."""
+        self.notes = judge.prepare() if judge else None
 
     def judge_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Put the judge into office, once; from then on this kernel judges checks."""
@@ -86,7 +97,8 @@ class HostKernel(IPythonKernel):
 
     def check_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Reply with the verdict of a check."""
-        verdict = judge.answer(parent["content"])
+        none = {"ended": "refused", "why": "this lab has no judges: it has no desk"}
+        verdict = judge.answer(parent["content"]) if judge else {**none, "printed": "", "seal": ""}
         self._reply(stream, "rdmalab_check_reply", verdict, parent, ident, [])
 
     def get_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:

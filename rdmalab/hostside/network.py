@@ -21,6 +21,7 @@ from . import gid_row
 
 __all__ = [
     "BRIDGE",
+    "PLAN_FILE",
     "HostSpec",
     "active_mtu",
     "commands",
@@ -32,6 +33,7 @@ __all__ = [
 
 BRIDGE = "br0"
 SYS_VERBS = Path("/sys/class/infiniband_verbs")
+PLAN_FILE = Path("/opt/rdmalab/lab.json")  # which hosts there are, and whether there is a desk
 
 
 @dataclass(frozen=True)
