@@ -26,6 +26,7 @@ __all__ = ["cdf", "conditions", "lines", "scatter", "sweep"]
 
 CURVE_POINTS = 400  # of a distribution; its tail is drawn point by point
 TAIL_POINTS = 60
+FEWEST_FOR_P99 = 100  # samples: of fewer, the 99th percentile would be the slowest one
 CLOUD_POINTS = 1500
 Point = float | tuple[float, float, float]
 
@@ -85,7 +86,7 @@ def cdf(
     ``view.cdf({"RDMA SEND": lat_us, "TCP": tcp_us}, lab=lab)``. At each time on the x axis the
     curve shows which share of the samples took at most that long. ``tail=True`` shows the share
     that took *longer* on a logarithmic axis instead: the rare slow ones, which the first form
-    hides.
+    hides. A percentile is one of the samples; of fewer than 100, none is called the 99th.
     """
     checked_names(samples)
     scale = Scale(label, unit)
@@ -97,15 +98,15 @@ def cdf(
     for number, (name, values) in enumerate(sets.items()):
         x, y = curve(values)
         style = look(series(number)) | {"drawstyle": "steps-post"}
-        marks = np.quantile(values, (0.5, 0.99))
+        at = np.array([0.5, 0.99][: 1 + (len(values) >= FEWEST_FOR_P99)])
+        marks = np.quantile(values, at, method="inverted_cdf")
         axes.plot(x, 1 - y if tail else y, **style | {"marker": ""})
-        axes.plot(marks, (0.5, 0.01) if tail else (0.5, 0.99), **style | {"linestyle": ""})
+        axes.plot(marks, 1 - at if tail else at, **style | {"linestyle": ""})
         handles += axes.plot([], [], **style)
-        p50, p99 = (quantity(float(mark), unit) for mark in marks)
-        labels.append(f"{name}\np50 {p50}, p99 {p99}")
-        said.append(
-            f"{name}: half took at most {p50}, 99 % at most {p99} ({len(values):,} samples)"
-        )
+        p50, *p99 = (quantity(float(mark), unit) for mark in marks)
+        labels.append("\n".join([name, ", ".join([f"p50 {p50}", *(f"p99 {us}" for us in p99)])]))
+        shares_said = ", ".join([f"half took at most {p50}", *(f"99 % at most {us}" for us in p99)])
+        said.append(f"{name}: {shares_said} ({len(values):,} samples)")
     scale.apply(axes, "x", everything)
     shares(axes, max(map(len, sets.values())) if tail else 0)
     legend(axes, handles, labels)

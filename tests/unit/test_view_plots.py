@@ -81,8 +81,14 @@ def test_two_pictures_share_no_ids() -> None:
 
 def test_the_description_of_a_distribution_gives_its_percentiles() -> None:
     picture = view.cdf({"RDMA SEND": np.arange(1, 101)})
-    assert "half took at most 50.5 µs, 99 % at most 99 µs (100 samples)" in picture.alt
+    assert "half took at most 50 µs, 99 % at most 99 µs (100 samples)" in picture.alt
     assert "logarithmic" in picture.alt
+
+
+def test_of_few_samples_none_is_called_the_99th_percentile() -> None:
+    picture = view.cdf({"RDMA SEND": np.arange(1, 36)})
+    assert "half took at most 18 µs (35 samples)" in picture.alt
+    assert "99 %" not in picture.alt
 
 
 def test_a_distribution_keeps_its_slowest_sample() -> None:
