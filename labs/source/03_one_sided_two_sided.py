@@ -888,12 +888,13 @@ with lab.capture() as wire:
     lab.alice.run("deliver(b'x' * 3000); left, flag_at = left_over(), ep.peer.address + FLAG")
 lab.bob.run("message = collect()")
 writes = [p.reth.va for p in wire.packets if p.src == "alice" and p.reth and not p.again]
-left = lab.alice.get("left")
+left, message = lab.alice.get("left"), lab.bob.get("message")
 print(
     f"I saw {len(writes)} WRITEs of alice on the wire; deliver() had not waited for {left} of them."
 )
 assert writes, "deliver() put no WRITE on the wire."
 assert writes[-1] == lab.alice.get("flag_at"), "The flag must be the last thing that alice writes."
+assert left == 0, "deliver() returned before its orders were completed."
 ### BEGIN HIDDEN TESTS
 with lab.fault("alice", rate="4mbit"):
     job = lab.bob.start("message = collect(seconds=5)")
@@ -906,7 +907,7 @@ lab.bob.run("message = collect(seconds=3)")
 whole = lab.bob.get("message") == b"z" * 4000
 assert whole, "When deliver() returned, alice's buffer was not free yet."
 ### END HIDDEN TESTS
-assert left == 0, "deliver() returned before its orders were completed."
+assert message == b"x" * 3000, "Bob did not get the whole message."
 
 # %% [markdown]
 # ### Task 2: a mailbox with immediate, alice's side (2 points)
@@ -938,7 +939,10 @@ def empty_slots():
         ep.post_recv(4 * SLOT, 64)
 
 
-empty_slots()
+def beginnings():
+    """What stands at the beginning of each slot, as text."""
+    places = [ep.buffer[n * SLOT : n * SLOT + 13] for n in range(4)]
+    return [found.rstrip(bytes(1)).decode("latin-1") for found in places]
 
 
 # %% task="slot"
@@ -956,17 +960,16 @@ def deliver(slot, message):
 on_both("empty_slots()")
 with lab.capture() as wire:
     lab.alice.run("deliver(3, b'to slot three'); deliver(0, b'to slot zero'); left = left_over()")
-lab.bob.run("slots = [ep.buffer[n * SLOT : n * SLOT + 13].rstrip(bytes(1)) for n in range(4)]")
-lab.bob.run("told = ep.rcq.poll(8)[0]")
+lab.bob.run("slots, told = beginnings(), ep.rcq.poll(8)[0]")
 slots, told = lab.bob.get("slots"), lab.bob.get("told")
 sent = [p.imm for p in wire.packets if p.imm is not None and not p.again]
 print(f"Immediates on the wire: {sent}; bob was told {told} times. His slots: {slots}.")
 assert lab.alice.get("left") == 0, "deliver() returned before its order was completed."
 assert (told, len(sent)) != (0, 0), "Nobody told bob: he has no completion."
-assert slots[3] == b"to slot three", "The message for slot 3 is not at the beginning of slot 3."
+assert slots[3] == "to slot three", "The message for slot 3 is not at the beginning of slot 3."
 assert sent == [3, 0], "The immediate must be the number of the slot."
 ### BEGIN HIDDEN TESTS
-assert slots[0] == b"to slot zero", "The message for slot 0 is not at the beginning of slot 0."
+assert slots[0] == "to slot zero", "The message for slot 0 is not at the beginning of slot 0."
 ### END HIDDEN TESTS
 assert told == 2, "Each message must give bob one completion."
 
@@ -1288,10 +1291,11 @@ late = "d: with compare-and-swap a host can be too late, and must try again."
 assert choice["d"] != "compare-and-swap", late
 taken = "e: fetch-and-add changes the eight bytes of a lock that is taken, too."
 assert choice["e"] != "fetch-and-add", taken
+assert d and e, "Both change eight bytes and bring back what they were, in one step."
 ### BEGIN HIDDEN TESTS
 assert (choice["d"], choice["e"]) == ("fetch-and-add", "compare-and-swap"), "d and e: section 7."
 ### END HIDDEN TESTS
-assert d and e, "Both change eight bytes and bring back what they were, in one step."
+assert choice["d"] != choice["e"], "d and e want two different things of the same eight bytes."
 
 # %% [markdown]
 # ## On hardware
