@@ -4,6 +4,9 @@
 tries other answers: it runs the task's section (from its heading down) anew for each of them, as a
 learner would after a wrong answer, and at last with the solution, which must then still get full
 points. So all answers of a lab cost one pass, and what a wrong answer spoils for good is found.
+
+``Retries`` are answers to one task that a learner tries one after the other without the cells that
+come before the task: on what the try before has left.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import pytest
 from nbclient import NotebookClient
@@ -149,6 +153,51 @@ class Attempt:
         return f"{self.task}: {self.title}"
 
 
+ALONE, BELOW = "alone", "below"
+Tried = TypeVar("Tried", "Attempt", "Retries")
+
+
+@dataclass(frozen=True)
+class Retries:
+    """Answers to one task, each tried on what the one before has left.
+
+    The first is tried with its whole section. Each further one is tried *alone*, which is the
+    task's cell and its checks with nothing between them, and then *below*: all cells from the
+    task's down to its last check.
+    """
+
+    answers: tuple[Attempt, ...]
+
+    @property
+    def task(self) -> str:
+        return self.answers[0].task
+
+    def steps(self) -> Iterator[tuple[Attempt, str]]:
+        """What is run, in order: an answer, and which cells."""
+        yield self.answers[0], ""
+        for answer in self.answers[1:]:
+            yield answer, ALONE
+            yield answer, BELOW
+
+    def key(self, number: int) -> str:
+        """Under which name :func:`attempts` gives back what step ``number`` did."""
+        return f"{self}, step {number}"
+
+    def __str__(self) -> str:
+        return f"{self.task}: " + ", then ".join(answer.title for answer in self.answers)
+
+
+def retries(tries: Sequence[Attempt]) -> list[Retries]:
+    """For each task: a wrong answer, then a right one, then the wrong one once more."""
+    found = []
+    for task in dict.fromkeys(attempt.task for attempt in tries):
+        mine = [attempt for attempt in tries if attempt.task == task]
+        wrong = next(attempt for attempt in mine if attempt.said)
+        right = next(attempt for attempt in mine if not attempt.said)
+        found.append(Retries((wrong, right, wrong)))
+    return found
+
+
 def filled(cell: NotebookNode, attempt: Attempt) -> str:
     """The source of a task's released cell with the attempt's lines in place of the stubs."""
     answers = [attempt.lines] if isinstance(attempt.lines, str) else list(attempt.lines)
@@ -179,8 +228,25 @@ def section(notebook: NotebookNode, task: str, begin: str = "") -> list[int]:
     return list(range(start, end))
 
 
+def chosen(notebook: NotebookNode, task: str, how: str, begin: str = "") -> list[int]:
+    """The numbers of the cells that a try runs; ``how``: see :class:`Retries`, "" for all.
+
+    Where a learner is told to ``begin`` at an earlier heading, that is what *below* means.
+    """
+    numbers = section(notebook, task, begin)
+    cells = notebook.cells
+    at = next(n for n in numbers if cells[n].id == task)
+    checks = [n for n in numbers if n > at and is_grade(cells[n])]
+    if how == ALONE:
+        return [at, *checks]
+    return list(range(at, checks[-1] + 1)) if how == BELOW and not begin else numbers
+
+
 def attempts(
-    name: str, tries: Sequence[Attempt], folder: Path, begin: dict[str, str] | None = None
+    name: str,
+    tries: Sequence[Attempt | Retries],
+    folder: Path,
+    begin: dict[str, str] | None = None,
 ) -> dict[str, NotebookNode]:
     """One pass through the solved lab with all `tries`: text of the attempt -> its section, run.
 
@@ -188,6 +254,15 @@ def attempts(
     by task.
     """
     begin = begin or {}
+    steps = [
+        (key, answer, how)
+        for attempt in tries
+        for key, answer, how in (
+            [(attempt.key(n), *step) for n, step in enumerate(attempt.steps())]
+            if isinstance(attempt, Retries)
+            else [(str(attempt), attempt, "")]
+        )
+    ]
     notebook = solved(name)
     empty = {cell.id: cell for cell in build.release(notebook).cells}
     done: dict[str, NotebookNode] = {"": notebook}
@@ -196,10 +271,11 @@ def attempts(
         runner = client(notebook, folder)
         async with runner.async_setup_kernel():
             for number, cell in enumerate(notebook.cells):
-                for attempt in tries:
-                    numbers = section(notebook, attempt.task, begin.get(attempt.task, ""))
-                    if numbers[0] != number:
+                for key, attempt, how in steps:
+                    first = begin.get(attempt.task, "")
+                    if section(notebook, attempt.task, first)[0] != number:
                         continue
+                    numbers = chosen(notebook, attempt.task, how, first)
                     part = copy.deepcopy(notebook)
                     part.cells = [part.cells[n] for n in numbers]
                     runner.nb = part  # into which the client puts each cell that it has run
@@ -211,14 +287,14 @@ def attempts(
                         if inner.cell_type == "code":
                             await runner.async_execute_cell(inner, at)
                     runner.nb, runner._display_id_map = notebook, shown
-                    done[str(attempt)] = part
+                    done[key] = part
                 await runner.async_execute_cell(cell, number)
 
     asyncio.run(all_cells())
     return done
 
 
-def selected(request: pytest.FixtureRequest, tries: Sequence[Attempt]) -> list[Attempt]:
+def selected(request: pytest.FixtureRequest, tries: Sequence[Tried]) -> list[Tried]:
     """The attempts whose tests are to run: nobody waits for answers that no test looks at."""
     chosen = set()
     for item in request.session.items:
@@ -235,3 +311,21 @@ def judge(attempt: Attempt, part: NotebookNode) -> None:
     for check, sentence in attempt.said.items():
         assert sentence in said[check]
     assert {check for check, points in marks(part).items() if points == 0} == set(attempt.said)
+
+
+def judge_retries(tried: Retries, done: dict[str, NotebookNode]) -> None:
+    """Assert that no try was judged by what another has left.
+
+    Alone, a wrong answer gets no point that it does not get on fresh ground. A right one passes, or
+    the first thing that it is told is what to run again; and when that is done, it passes.
+    """
+    for number, (answer, how) in enumerate(tried.steps()):
+        part = done[tried.key(number)]
+        if how != ALONE:
+            judge(answer, part)
+            continue
+        said = errors(part)
+        assert set(said) <= {cell.id for cell in part.cells if is_grade(cell)}, said
+        assert not set(answer.said) - set(said), f"passes on leftovers: {answer}, {said}"
+        first = next((text for check, text in said.items() if check not in answer.said), "again")
+        assert "again" in first, f"right, but {said}"
