@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from rdmalab import lab as labs
 from rdmalab.grading.course import LabForms
+from rdmalab.topology import DEFAULT_HOSTS
 
 from ..fabric.small_lab import ANSWERS, NAME, answered, labs_with_it
 from .conftest import serving
@@ -101,9 +102,17 @@ def hand_in(folder: Path, lab: LabForms) -> None:
         nbformat.write(notebook, place / f"{NAME}.ipynb")
 
 
+@pytest.fixture
+def warm() -> None:
+    """The grader's machine has been started once: a first start is nobody's click to wait for."""
+    labs.up(DEFAULT_HOSTS, lab="warm", desk=True)
+    labs.down("warm")
+
+
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_formgrader_from_release_to_points(
-    page: Page, server: str, folder: Path, lab: LabForms
+    page: Page, warm: None, server: str, folder: Path, lab: LabForms
 ) -> None:
     build = [sys.executable, str(folder / "build.py"), "--course"]
     subprocess.run(build, check=True, timeout=120, stdout=subprocess.DEVNULL)
