@@ -13,7 +13,7 @@
 # |:--|:--|
 # | **You will do** | look at two hosts, send a message and its answer, write into a remote memory, take a packet apart |
 # | **You will learn** | device, port, GID and MTU in plain words; what SEND and RDMA WRITE need; what crosses the wire |
-# | **You need** | 20 minutes, 700 MB of free memory, any backend |
+# | **You need** | 40 minutes, 700 MB of free memory, any backend |
 # | **Before this** | nothing but a little Python |
 #
 # **How to work.** Run the cells from top to bottom. A cell that begins with `%%on alice` runs on
@@ -24,7 +24,8 @@
 # ## Start
 #
 # This starts the hosts, or finds those that run already. You can come back to this cell, or
-# restart and run everything, at any time.
+# restart and run everything, at any time. (Names that a cell has made *on a host* are still there
+# when the notebook was restarted.)
 
 # %%
 # %load_ext rdmalab
@@ -75,7 +76,8 @@ lab = rdmalab.up()
 # file in `/dev/infiniband`, and the only one in her folder is that of her own device. (`rdma_cm` is
 # the connection manager, of which more in Lab 02.)
 #
-# Now ask alice's device about itself. `here` is the kit's note on the host a cell runs on.
+# Now ask alice's device about itself. `here` is the kit's note on the host a cell runs on. (On a
+# host, `rdmalab` is another, smaller package than in the notebook.)
 
 # %%
 # %%on alice
@@ -118,8 +120,10 @@ for index, gid in gids.items():
 
 # %% [markdown]
 # **What happened.** What begins with `fe80` is a link-local IPv6 address, made from the interface's
-# hardware address. The entry with `ffff` before the last two groups is the *IPv4-mapped* form of the
-# host's address: `0a00:0001` is 10, 0, 0, 1 in hexadecimal. Wanted is that one.
+# hardware address. There are two, because `eth0` has had two hardware addresses: the one of today,
+# and the one with which the kit made it; the kernel keeps an entry for each. The entry with `ffff`
+# before the last two groups is the *IPv4-mapped* form of the host's address: `0a00:0001` is 10, 0,
+# 0, 1 in hexadecimal. Wanted is that one.
 #
 # Many programs have its index as a fixed number. It is a common cause of "it works on my machine":
 # the index depends on the card, on the kernel and on the order in which addresses came and went.
@@ -288,15 +292,17 @@ qp.to_rts(attr)
 print(here.name, "queue pair", qp.qp_num, "is in", e.ibv_qp_state(qp.qp_state).name)
 
 # %% [markdown]
-# **What happened.** Both ends know each other. Did you see a packet being exchanged for it? There
-# was none: each side was only told what to expect. (The kernel may have asked with ARP for the
-# peer's Ethernet address.) If a card were wrong, nobody would notice before the first message.
+# **What happened.** Both ends know each other, and not one packet was exchanged for it: each side
+# was only told what to expect. (Section 8 has the tool to see that. The kernel may have asked with
+# ARP for the peer's Ethernet address.) If a card were wrong, nobody would notice before the first
+# message.
 
 # %% [markdown]
 # ## 5 First message: SEND and RECEIVE
 #
 # Three small functions, one verb each. They use two places in the 4096 bytes: messages leave from
-# byte 0 on, and arrive from byte 1024 on.
+# byte 0 on, and arrive from byte 1024 on. An order names a piece of own memory by an **SGE**
+# (*scatter/gather element*): address, length, lkey.
 
 # %%
 # %%on alice bob
@@ -361,7 +367,7 @@ print(mr.read(done.byte_len, INBOX))
 #
 # Bob answers 300 messages beside the notebook (`--bg`); alice sends them and takes the time.
 #
-# **Predict.** How long takes a message one way, in microseconds? How long would `ping` take?
+# **Predict.** How long takes a message one way, in microseconds?
 
 # %%
 rounds = 300
@@ -398,7 +404,8 @@ print(f"half a round trip, median of {rounds}: {statistics.median(times_us) / 2:
 # %% [markdown]
 # **What happened.** Three hundred pings found three hundred receives. Do not read the time as
 # "RDMA is this slow" or "this fast": it is the time of a software device, under a Python loop, in
-# a virtual machine that perhaps emulates its processor. Lab 04 measures with care and against TCP.
+# a virtual machine that perhaps emulates its processor (then it is milliseconds, on a busy machine
+# tens of them). Lab 04 measures with care and against TCP.
 # What holds on every device is the *order*: receive posted, then sent, then completed.
 
 # %% [markdown]
@@ -494,7 +501,8 @@ wire.packets
 # an acknowledgement. The *ACK* repeats that number. (Lines that begin with *again*? Then your machine was busy, the ACK took longer than
 # the 67 ms that we allow, and alice's device repeated the packet: section 4 told it to.)
 #
-# Now take the first packet apart, from the outside in.
+# Now take the first packet apart, from the outside in. The cards gave addresses and keys in decimal,
+# a capture gives them in hexadecimal: `hex(...)` shows that they are the same.
 
 # %%
 wire.layers(1)
@@ -511,7 +519,7 @@ wire.layers(1)
 # | **RETH**, RDMA extended transport header | where in bob's memory: address and rkey, from bob's card, and how many bytes |
 # | **payload** | the bytes themselves, readable by everyone on the way: nothing is encrypted |
 # | **ICRC**, invariant checksum | over all that must not change on the way; the device drops a packet if it is wrong |
-# | **AETH**, ACK extended transport header | only in answers: an ACK, or the reason of a refusal |
+# | **AETH**, ACK extended transport header | only in answers: an ACK, or the reason of a refusal; and how many of the peer's messages are complete (*MSN*, message sequence number) |
 #
 # Of 90 bytes, 16 are alice's. There is no name of a program or user in it, and no password: the rkey
 # is the only thing that bob's device checks. Note what bob's device does with such a packet: it finds
@@ -566,7 +574,8 @@ wire.ladder(lab.alice.get("calls"), title="One SEND")
 # <details><summary>Hint 3</summary>
 #
 # Was there an error? Then the queue pair is in state ERR and flushes every further order. Run the
-# cells of section 4 again, from `close_all` on, to get fresh ones.
+# cells of section 4 again, from the one with `close_all` to the one with `to_rts` (the cell that
+# carries the cards included), then the cell under this text.
 # </details>
 
 # %%
@@ -576,6 +585,8 @@ mr.write(bytes(mr.length), mr.length)
 # %% task="note"
 # %%on alice
 note, place = b"alice was here", 3000
+while sent.poll()[0]:
+    pass  # completions of an earlier try: not the one that you wait for
 result = None  # to become the completion of your order
 ### BEGIN SOLUTION
 mr.write(note, len(note), OUTBOX)
@@ -592,10 +603,14 @@ result = wait(sent)
 # %% check="note-place" points=2
 # %%on bob
 found = mr.read(14, 3000)
-print(f"I looked at bob's bytes 3000 to 3013: {found!r}.")
-assert found == b"alice was here", "Your note is not there. (Zeros: nothing was written here.)"
-### BEGIN HIDDEN TESTS
 rest = mr.read(3000, 0) + mr.read(mr.length - 3014, 3014)
+mr.write(bytes(mr.length), mr.length)  # bob has read it, and wipes his memory for your next try
+print(f"I looked at bob's bytes 3000 to 3013, and wiped his memory: {found!r}.")
+assert found == b"alice was here", (
+    "Your note is not there. (Zeros: nothing was written since bob wiped his memory. Run your "
+    "cell again; but if the next check speaks of an error, do first what it says.)"
+)
+### BEGIN HIDDEN TESTS
 assert rest == bytes(len(rest)), "Other bytes of bob's memory have changed, too."
 assert arrived.poll()[0] == 0, "Bob has a completion: a SEND, then, and no RDMA WRITE."
 ### END HIDDEN TESTS
@@ -605,7 +620,10 @@ assert arrived.poll()[0] == 0, "Bob has a completion: a SEND, then, and no RDMA 
 print("I looked at `result`, which should be the completion of a WRITE.")
 assert result is not None, "`result` is still None: nobody waited for the completion."
 status = e.ibv_wc_status(result.status).name
-assert status == "IBV_WC_SUCCESS", f"The order ended with {status}."
+assert status == "IBV_WC_SUCCESS", (
+    f"The order ended with {status}. The queue pair is in ERR now: run section 4 again, from "
+    "`close_all` to `to_rts` with the cards' cell, then bob's wipe, then your cell."
+)
 ### BEGIN HIDDEN TESTS
 assert result.opcode == e.IBV_WC_RDMA_WRITE, "This is the completion of another operation."
 ### END HIDDEN TESTS
@@ -663,10 +681,10 @@ assert result.opcode == e.IBV_WC_RDMA_WRITE, "This is the completion of another 
 # | `Failed to modify QP ... Errno: 22, Invalid argument` | a GID of the wrong family: look at `sgid_index` and the table of section 3 | section 3, then 4 |
 # | `Failed to modify QP ... Errno: 110` | the peer's address does not answer | `%hosts`; then `!ip address` and `!ip neighbour` on the host |
 # | `TimeoutError: no completion` | the other side has not posted its part, or the queue pair is in ERR | `e.ibv_qp_state(qp.qp_state).name` |
-# | `IBV_WC_RNR_RETRY_EXC_ERR` | the peer had posted no receive | post it, then section 4 from `close_all` on |
+# | `IBV_WC_RNR_RETRY_EXC_ERR` | the peer had posted no receive | post it, then section 4 from `close_all` to `to_rts`, the cards' cell included |
 # | `IBV_WC_RETRY_EXC_ERR` | the peer's queue pair is gone: section 4 ran again on one side only | section 4 on both hosts |
 # | `IBV_WC_REM_ACCESS_ERR` | wrong address or key: the peer's memory region was made anew | exchange the cards again |
-# | `IBV_WC_WR_FLUSH_ERR` | an earlier order failed, and the queue pair is in ERR | section 4 from `close_all` on |
+# | `IBV_WC_WR_FLUSH_ERR` | an earlier order failed, and the queue pair is in ERR | section 4 from `close_all` to `to_rts`, the cards' cell included |
 #
 # ## Further reading
 #

@@ -13,14 +13,17 @@ from rdmalab.errors import HostDied
 
 from .learner import (
     Attempt,
+    Retries,
     assert_solved,
     assert_untouched,
     attempts,
     errors,
     full_marks,
     judge,
+    judge_retries,
     marks,
     printed,
+    retries,
     run,
     selected,
     solved,
@@ -322,6 +325,30 @@ def test_another_answer_is_told_what_is_wrong_with_it(
     attempt: Attempt, tried_more: dict[str, NotebookNode]
 ) -> None:
     judge(attempt, tried_more[str(attempt)])
+
+
+NO_RIGHT = Attempt(
+    "notice",
+    "no right at all",
+    f"board = MR(desk.pd, 64, NONE)\n{BOARD}",
+    {"notice-read": "Alice could not read", **NO_NOTICE},
+)
+RETRIES = [*retries(TRIES), Retries((NO_RIGHT, TRIES[-1], TRIES[-1]))]
+
+
+@pytest.fixture(scope="module")
+def tried_again(
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
+    return attempts(NAME, selected(request, RETRIES), tmp_path_factory.mktemp("again"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attempt", RETRIES, ids=str)
+def test_a_second_try_is_not_judged_by_what_the_first_has_left(
+    attempt: Retries, tried_again: dict[str, NotebookNode]
+) -> None:
+    judge_retries(attempt, tried_again)
 
 
 @pytest.mark.long

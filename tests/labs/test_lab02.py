@@ -12,13 +12,16 @@ from rdmalab.errors import HostDied
 
 from .learner import (
     Attempt,
+    Retries,
     assert_solved,
     assert_untouched,
     attempts,
     errors,
     full_marks,
     judge,
+    judge_retries,
     printed,
+    retries,
     run,
     selected,
     solved,
@@ -101,13 +104,22 @@ TRIES = [
     ),
     Attempt(
         "to-rtr",
+        "our own GID as the destination",
+        "attr = everything(mine, {**peer, 'gid': mine['gid']})\nqp.to_rtr(attr)",
+        {
+            "to-rtr-peer": "gid: not as bob has it",
+            "to-rtr-bytes": "are not there",
+        },
+    ),
+    Attempt(
+        "to-rtr",
         "GID 0 (B10)",
         "attr = everything(mine, peer)\n"
         "route = GlobalRoute(dgid=GID(peer['gid']), sgid_index=0)\n"
         "attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=here.port)\n"
         "qp.to_rtr(attr)",
         {
-            "to-rtr-state": "with a GID of ours that fits",
+            "to-rtr-state": "with our own GID",
             "to-rtr-peer": "not as bob has it",
             "to-rtr-bytes": "are not there",
         },
@@ -344,6 +356,26 @@ def test_after_all_attempts_the_solution_still_passes(tried: dict[str, NotebookN
         assert fact in said, fact
 
 
+NOT_EMPTIED = next(attempt for attempt in TRIES if attempt.title == "nothing emptied")
+LEFT_THERE = next(attempt for attempt in TRIES if attempt.title == "reset, and left there")
+RETRIES = [*retries(TRIES), Retries((LEFT_THERE, NOT_EMPTIED, NOT_EMPTIED))]
+
+
+@pytest.fixture(scope="module")
+def tried_again(
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
+    return attempts(NAME, selected(request, RETRIES), tmp_path_factory.mktemp("again"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attempt", RETRIES, ids=str)
+def test_a_second_try_is_not_judged_by_what_the_first_has_left(
+    attempt: Retries, tried_again: dict[str, NotebookNode]
+) -> None:
+    judge_retries(attempt, tried_again)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", TRIES, ids=str)
 def test_an_answer_is_told_what_is_wrong_with_it(
@@ -371,7 +403,7 @@ def test_it_runs_again_after_a_hosts_kernel_was_killed_in_the_middle(
 ) -> None:
     """Killed with queue pairs in ERR and completions unread, in the section on recovery."""
     half = solved(NAME)
-    last = next(n for n, cell in enumerate(half.cells) if cell.id == "recover")
+    last = next(n for n, cell in enumerate(half.cells) if cell.id == "recover-state")
     half.cells = half.cells[:last]
     assert errors(run(half, tmp_path)) == {}
     with pytest.raises(HostDied):
