@@ -643,7 +643,7 @@ done = wait(arrived, 0.5)
 found = mr.read(19, 4096)
 print(f"I looked for alice's message at bob's: {status(done)}, {found!r}.")
 assert done and found == b"hello bob, from RTS", (
-    "It did not come. Is alice in RTS? Then: which number does bob expect on it? "
+    "It did not come. Is alice in RTS? Which number does bob expect on it? "
     "(On a second try: run all cells from the task's down again.)"
 )
 
