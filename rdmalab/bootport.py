@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from . import qemu
+from .console import said_in
 from .errors import BackendError
-from .paths import cache_dir, runtime_dir
+from .paths import runtime_dir
 
 __all__ = ["BootPort", "GuestPanic", "collect", "launched"]
 
-LOGS_KEPT = 10
 _children: list[subprocess.Popen[bytes]] = []  # QEMUs of this process, to be collected
 
 
@@ -78,42 +78,10 @@ class BootPort:
 
     def failure(self, what: str) -> BackendError:
         """Why the guest is no more: QEMU's and the guest's last words, where all of it is."""
-        texts = {}
-        for name in ("qemu.log", "console.log"):
-            with contextlib.suppress(OSError):
-                texts[name] = (self.folder / name).read_text(errors="replace").strip()
-        qemu_said = texts.get("qemu.log", "").splitlines()[1:]
-        last = [*qemu_said[-3:], *last_words(texts.get("console.log", ""))]
-        shown = "\n".join(["", *(f"  {line[:200]}" for line in last), ""]) if last else " "
-        where = keep_log("\n".join(texts.values()))
-        panicked = "Kernel panic" in texts.get("console.log", "")
-        error = GuestPanic if panicked else BackendError
-        return error(f"The guest {what}.{shown}{where}", next_step="Then: rdmalab doctor.")
-
-
-def last_words(console: str) -> list[str]:
-    """The lines of a guest's console that tell why it ended: a traceback, or else the last ones."""
-    lines = [line for line in console.splitlines() if "\x1b[33m" not in line]
-    traces = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
-    if not traces:
-        return [line.replace("\x1b[0m", "").replace("\x1b[32m", "") for line in lines[-6:]]
-    trace = lines[traces[-1] :]
-    end = next((i for i, line in enumerate(trace) if i and not line.startswith(" ")), len(trace))
-    return trace[: end + 1]
-
-
-def keep_log(text: str) -> str:
-    """Keep a failed start's log in the cache folder; returns a sentence with its place."""
-    folder = cache_dir() / "logs"
-    file = folder / f"start-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    try:
-        folder.mkdir(exist_ok=True)
-        file.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        return f"Its log could not be kept ({error.strerror})."
-    for old in sorted(folder.glob("start-*.log"))[:-LOGS_KEPT]:
-        old.unlink(missing_ok=True)
-    return f"Its log is {file}."
+        said = said_in(self.folder)
+        where = said.keep(f"start-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        error = GuestPanic if said.panicked else BackendError
+        return error(f"The guest {what}.{said.shown()}{where}", next_step="Then: rdmalab doctor.")
 
 
 def environment() -> dict[str, str]:

@@ -17,8 +17,9 @@ from typing import Any
 
 import zmq
 
+from .console import said_in
 from .errors import BackendError, LabGone
-from .state import LabState
+from .state import LabState, lab_folder
 
 __all__ = ["Command", "Remote", "lab_gone"]
 
@@ -27,9 +28,11 @@ SLICE_S = 0.25  # how often a wait looks whether the lab is still there
 
 
 def lab_gone(state: LabState) -> LabGone:
-    """The error for a lab whose process ended."""
+    """The error for a lab whose process ended; with its machine's last words, if it has any."""
+    said = said_in(lab_folder(state.lab))
+    words = said.shown() + said.keep(f"gone-{state.lab}-{state.pid}") if said.guest else ""
     return LabGone(
-        f"The lab {state.lab!r} is gone: its virtual machine (pid {state.pid}) has ended.",
+        f"The lab {state.lab!r} is gone: its virtual machine (pid {state.pid}) has ended.{words}",
         next_step="`rdmalab up`, or lab = rdmalab.up() in a notebook, starts the hosts afresh.",
     )
 

@@ -21,6 +21,10 @@ if "RDMALAB_RUNTIME_DIR" not in os.environ:
     OWN_FOLDER: str | None = os.environ["RDMALAB_RUNTIME_DIR"]
 else:
     OWN_FOLDER = None
+# Each of several processes that share the tests out has hosts of its own.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["RDMALAB_RUNTIME_DIR"] += f"/{worker}"
+    os.makedirs(os.environ["RDMALAB_RUNTIME_DIR"], mode=0o700, exist_ok=True)
 os.environ.pop("RDMALAB_LAB", None)
 
 # A shell that starts us in the background has SIGINT ignored, and so would everything that the
@@ -60,6 +64,7 @@ def _forbid(report: pytest.TestReport | pytest.CollectReport) -> None:
         report.longrepr = f"RDMALAB_REQUIRE_ALL is set, so this may not be missing: {reason}"
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     """Stop what a failing test left, and take the run's own folder away."""
     from rdmalab import lab, state

@@ -39,7 +39,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # what hosts boot from
         "recipe manifest leash builder shelf image",
         # where hosts live
-        "state qemu qmp snapshot bootport microvm remote containers local",
+        "state console qemu qmp snapshot bootport microvm remote containers local",
         # what a notebook talks to
         "outputs channels kernels jobs faults",
         "opcodes packets pcap decoder anatomy sequence ladder tap capture",

@@ -17,19 +17,25 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def shared_lab() -> Iterator[rdmalab.Lab]:
-    """alice and bob, started once for all tests that do not harm them."""
-    lab = rdmalab.up(lab="shared")
-    yield lab
-    lab.down()
+def start_shared() -> Iterator[Callable[[], rdmalab.Lab]]:
+    """Give the shared pair, started if it does not run: where a test's failure ended it, the next
+    one gets another, so that one alone has failed."""
+    yield lambda: rdmalab.up(lab="shared")
+    labs.down("shared")
 
 
 @pytest.fixture
-def lab(shared_lab: rdmalab.Lab) -> Iterator[rdmalab.Lab]:
+def shared_lab(start_shared: Callable[[], rdmalab.Lab]) -> rdmalab.Lab:
+    """alice and bob, started once for all tests that do not harm them."""
+    return start_shared()
+
+
+@pytest.fixture
+def lab(shared_lab: rdmalab.Lab) -> rdmalab.Lab:
     """The shared pair with fresh kernels."""
     for host in shared_lab.hosts:
         host.restart()
-    yield shared_lab
+    return shared_lab
 
 
 @pytest.fixture

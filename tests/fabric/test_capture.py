@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +116,13 @@ READ_PSNS = [1000, 1001, 1002, 1003, 1004]
 
 
 @pytest.fixture(scope="module")
-def made(shared_lab: rdmalab.Lab) -> Iterator[rdmalab.Lab]:
+def made(start_shared: Callable[[], rdmalab.Lab]) -> rdmalab.Lab:
     """alice and bob with the means to connect."""
+    shared_lab = start_shared()
     for host in shared_lab.hosts:
         host.restart()
         host.run(END)
-    yield shared_lab
+    return shared_lab
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ that behaves otherwise makes a test fail, and the sentence says where the table 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -190,7 +191,8 @@ for name in WAYS:
 
 
 @pytest.fixture(scope="module")
-def alice(shared_lab: rdmalab.Lab) -> rdmalab.Host:
+def alice(start_shared: Callable[[], rdmalab.Lab]) -> rdmalab.Host:
+    shared_lab = start_shared()
     shared_lab.alice.restart()
     shared_lab.alice.run(SET_UP)
     return shared_lab.alice

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,16 @@ def test_b57_killed_while_a_cell_runs(new_lab: NewLab) -> None:
     again.bob.put(x=b"bytes")
     assert again.bob.get("x") == b"bytes"
     assert rdmalab.up(lab=lab.id) is again
+
+
+def test_b57_a_panic_gives_its_reason(new_lab: NewLab) -> None:
+    """B57: the guest's kernel gives up: the error has the console's reason, and a log is kept."""
+    lab = new_lab("alice", "bob")
+    with pytest.raises(LabGone) as caught:
+        lab.remote.run("root", ["sh", "-c", "echo c > /proc/sysrq-trigger; sleep 30"])
+    assert "sysrq" in caught.value.what.lower(), caught.value.what
+    kept = Path(caught.value.what.rpartition("Its log is ")[2].rstrip("."))
+    assert "Kernel panic" in kept.read_text() and str(lab.state.pid) in kept.name
 
 
 def test_b57_killed_between_two_cells(new_lab: NewLab) -> None:

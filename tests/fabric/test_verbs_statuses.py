@@ -130,8 +130,9 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def answers(shared_lab: rdmalab.Lab) -> dict[str, dict[str, str | None]]:
+def answers(start_shared: Callable[[], rdmalab.Lab]) -> dict[str, dict[str, str | None]]:
     """What the device answered in each case, run one after the other in one process."""
+    shared_lab = start_shared()
     shared_lab.alice.run(CLOSE)
     shared_lab.alice.run(f"NAMES = {sorted(EXPECTED)}\n{BOTH_ENDS}")
     shared_lab.alice.run("answers = {name: run(name) for name in CASES}", timeout_s=120)
