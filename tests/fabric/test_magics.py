@@ -106,9 +106,9 @@ class Notebook:
 
 @pytest.fixture(scope="module")
 def notebook(
-    shared_lab: rdmalab.Lab, tmp_path_factory: pytest.TempPathFactory
+    start_shared: Callable[[], rdmalab.Lab], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Notebook]:
-    one = Notebook(shared_lab.id, tmp_path_factory.mktemp("ipython"))
+    one = Notebook(start_shared().id, tmp_path_factory.mktemp("ipython"))
     yield one
     one.close()
 
