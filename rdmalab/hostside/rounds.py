@@ -13,11 +13,12 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from . import here
 
-__all__ = ["KINDS", "LARGEST", "Rounds", "wait"]
+__all__ = ["KINDS", "LARGEST", "Rounds"]
 
 LARGEST = 1 << 16  # bytes of a message; the memory is an outbox and an inbox of this size
 WAIT_S = 5.0  # for one message
@@ -41,20 +42,28 @@ def rest(spins: int, deadline: float) -> float:
     return deadline or now + WAIT_S
 
 
-def wait(queue: Any) -> None:
-    """Poll a completion queue until it has one; an error for a bad status and after ``WAIT_S``."""
-    spins, deadline = 0, 0.0
-    while True:
-        count, found = queue.poll()
-        if count:
-            break
-        deadline = rest(spins, deadline)
-        spins += 1
-    if found[0].status:
-        import pyverbs.enums as e
+def waiter() -> Callable[[Any], None]:
+    """A function that polls an extended completion queue until it has one completion.
 
-        name = e.ibv_wc_status(found[0].status).name
-        raise RuntimeError(f"{here.name}: a work request ended with {name}")
+    It raises ``RuntimeError`` for a bad status, and ``TimeoutError`` after ``WAIT_S``.
+    """
+    import pyverbs.enums as e
+    from pyverbs.cq import PollCqAttr
+
+    options = PollCqAttr()
+
+    def wait(queue: Any) -> None:
+        spins, deadline = 0, 0.0
+        while queue.start_poll(options):  # ENOENT: none is there
+            deadline = rest(spins, deadline)
+            spins += 1
+        status = queue.status
+        queue.end_poll()
+        if status:
+            name = e.ibv_wc_status(status).name
+            raise RuntimeError(f"{here.name}: a work request ended with {name}")
+
+    return wait
 
 
 class Rounds(ABC):
@@ -67,6 +76,7 @@ class Rounds(ABC):
 
     def __init__(self, ep: Any, data: socket.socket) -> None:
         self.ep, self.data = ep, data
+        self.wait = waiter()
 
     @abstractmethod
     def ready(self, size: int, rounds: int) -> None:
@@ -134,7 +144,7 @@ class SendRounds(Rounds):
 
     def ping(self, rounds: int, stamps: array[int]) -> None:
         """Send, then wait for the answer's receive to complete."""
-        qp, sent, arrived = self.ep.qp, self.ep.scq, self.ep.rcq
+        qp, sent, arrived, wait = self.ep.qp, self.ep.sent, self.ep.arrived, self.wait
         clock, send, receive = time.perf_counter_ns, self.send, self.receive
         more = rounds - self.ahead
         for i in range(rounds):
@@ -148,7 +158,7 @@ class SendRounds(Rounds):
 
     def pong(self, rounds: int) -> None:
         """Wait for a receive to complete, then send the answer."""
-        qp, sent, arrived = self.ep.qp, self.ep.scq, self.ep.rcq
+        qp, sent, arrived, wait = self.ep.qp, self.ep.sent, self.ep.arrived, self.wait
         send, receive = self.send, self.receive
         more = rounds - self.ahead
         for i in range(rounds):
@@ -189,7 +199,8 @@ class WriteRounds(Rounds):
     def ping(self, rounds: int, stamps: array[int]) -> None:
         """Write, then look for the answer in memory."""
         clock, post, write = time.perf_counter_ns, self.ep.qp.post_send, self.write
-        memory, last, seen, sent = self.memory, self.last, self.seen, self.ep.scq
+        memory, last, seen = self.memory, self.last, self.seen
+        sent, wait = self.ep.sent, self.wait
         for i in range(rounds):
             stamps[i] = clock()
             memory[last] = number = i % 255 + 1
@@ -201,7 +212,8 @@ class WriteRounds(Rounds):
     def pong(self, rounds: int) -> None:
         """Look for a message in memory, then write the answer."""
         post, write = self.ep.qp.post_send, self.write
-        memory, last, seen, sent = self.memory, self.last, self.seen, self.ep.scq
+        memory, last, seen = self.memory, self.last, self.seen
+        sent, wait = self.ep.sent, self.wait
         for i in range(rounds):
             number = i % 255 + 1
             seen(number)
@@ -228,7 +240,8 @@ class ReadRounds(Rounds):
 
     def ping(self, rounds: int, stamps: array[int]) -> None:
         """Read, and wait for its completion."""
-        clock, post, read, sent = time.perf_counter_ns, self.ep.qp.post_send, self.read, self.ep.scq
+        clock, post, read = time.perf_counter_ns, self.ep.qp.post_send, self.read
+        sent, wait = self.ep.sent, self.wait
         for i in range(rounds):
             stamps[i] = clock()
             post(read)
