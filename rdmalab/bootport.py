@@ -91,8 +91,11 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def launched(folder: Path, line: list[str]) -> Iterator[BootPort]:
-    """Start QEMU and accept its boot port. The port is closed at the end; QEMU runs on."""
+def launched(folder: Path, line: list[str], *inherited: int) -> Iterator[BootPort]:
+    """Start QEMU and accept its boot port. The port is closed at the end; QEMU runs on.
+
+    ``inherited``: descriptors that it gets, by the same numbers.
+    """
     path = folder / "boot.sock"
     path.unlink(missing_ok=True)
     (folder / "qmp.sock").unlink(missing_ok=True)
@@ -110,6 +113,7 @@ def launched(folder: Path, line: list[str]) -> Iterator[BootPort]:
                 start_new_session=True,
                 cwd="/",
                 env=environment(),
+                pass_fds=inherited,
             )
         _children.append(process)
         server.settimeout(0.2)

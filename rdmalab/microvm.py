@@ -196,29 +196,35 @@ def cold_start(
     their own lose a race with a kernel that patches its own code, once in some hundred boots.
     """
     how = machine.accel
-    with snapshot.make(machine.ram_mib) as new:
+    with snapshot.make(machine.ram_mib) as new, snapshot.memory(machine.ram_mib << 20) as ram:
         say(f"first start of these hosts: booting a guest under {how.name} ({how.why})")
         initrd = new.folder / "initrd"
         initrd.write_bytes(image.initrd.read_bytes() + write_cpio(files))
-        line = qemu.command(machine, image, folder, initrd, new.ram, restore=False)
+        line = qemu.command(machine, image, folder, initrd, in_memory(ram), restore=False)
         for attempt in range(1, BOOT_TRIES + 1):
             try:
-                boot_and_save(folder, line, new, BOOT_S[how.name], say)
+                boot_and_save(folder, line, ram, new, BOOT_S[how.name], say)
                 break
             except GuestPanic as panic:
                 if attempt == BOOT_TRIES:
                     raise
                 say(f"the guest's kernel panicked as it booted; trying again ({panic.log})")
+                snapshot.clear(ram)
         initrd.unlink()
         return snapshot.publish(new, key, machine.qemu.banner)
 
 
+def in_memory(fd: int) -> Path:
+    """The path by which a process that has inherited the descriptor opens it."""
+    return Path(f"/proc/self/fd/{fd}")
+
+
 def boot_and_save(
-    folder: Path, line: list[str], new: snapshot.Snapshot, deadline_s: float, say: Say
+    folder: Path, line: list[str], ram: int, new: snapshot.Snapshot, deadline_s: float, say: Say
 ) -> None:
-    """One boot, up to the saved state."""
+    """One boot, up to the saved state. ``ram``: the descriptor of the guest's memory."""
     try:
-        with launched(folder, line) as boot:
+        with launched(folder, line, ram) as boot:
             event = boot.read(deadline_s, say)
             if event.get("event") != "parked":
                 raise BackendError(f"The guest says {event} instead of being ready.")
@@ -227,6 +233,7 @@ def boot_and_save(
                 qmp.migrate_out(monitor, new.state)
     finally:
         qmp.end_qemu(folder / "qmp.sock")
+    snapshot.keep(ram, new.ram)
 
 
 def restore(

@@ -28,7 +28,18 @@ from typing import Any
 from .errors import BackendError, MachineError
 from .paths import cache_dir
 
-__all__ = ["Snapshot", "find", "make", "publish", "remove", "snapshot_key", "sweep"]
+__all__ = [
+    "Snapshot",
+    "clear",
+    "find",
+    "keep",
+    "make",
+    "memory",
+    "publish",
+    "remove",
+    "snapshot_key",
+    "sweep",
+]
 
 FORMAT = 1
 KEPT = 4  # the latest used; older ones make room
@@ -134,8 +145,8 @@ def stamp(file: Path) -> list[int]:
 def make(ram_mib: int) -> Iterator[Snapshot]:
     """A folder for a new snapshot with its memory file, removed again unless it is published.
 
-    The file's blocks are allocated before a guest runs on it: a full disk is an error here
-    (:class:`MachineError`) and not a crash of QEMU later. What fails later because the disk has
+    The file's blocks are allocated before a guest boots: a full disk is an error here
+    (:class:`MachineError`) and not a boot later. What fails later because the disk has
     become full meanwhile is that same error.
     """
     sweep()
@@ -166,6 +177,47 @@ def reserve(file: Path, size: int) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise no_room(size, file.parent.parent) from None
+
+
+@contextlib.contextmanager
+def memory(size: int) -> Iterator[int]:
+    """A file of ``size`` bytes that is in memory only, for a guest to boot in; its descriptor.
+
+    On a disk every page that a guest touches for the first time would be an entry in a journal.
+    """
+    fd = os.memfd_create("rdmalab-ram")
+    try:
+        os.ftruncate(fd, size)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def clear(fd: int) -> None:
+    """Forget what a guest has written, for another one."""
+    size = os.fstat(fd).st_size
+    os.ftruncate(fd, 0)
+    os.ftruncate(fd, size)
+
+
+def keep(fd: int, file: Path) -> None:
+    """Copy what a guest has written to ``file``, page by page that it has touched."""
+    size = os.fstat(fd).st_size
+    with open(file, "r+b", buffering=0) as out:
+        end = 0
+        while end < size:
+            try:
+                start = os.lseek(fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # no more data
+                    raise
+                return
+            end = os.lseek(fd, start, os.SEEK_HOLE)
+            out.seek(start)
+            os.lseek(fd, start, os.SEEK_SET)
+            copied = 0
+            while copied < end - start:
+                copied += os.sendfile(out.fileno(), fd, None, end - start - copied)
 
 
 def no_room(size: int, folder: Path) -> MachineError:

@@ -38,6 +38,26 @@ def save(key: str, made_by: str = QEMU) -> snapshot.Snapshot:
         return snapshot.publish(new, key, made_by)
 
 
+def test_memory_is_kept_page_by_page_and_what_was_cleared_is_gone(tmp_path: Path) -> None:
+    """What a guest wrote, where it wrote it; nothing of the try before; holes stay holes."""
+    file = tmp_path / "ram"
+    file.write_bytes(b"")
+    os.truncate(file, 8 << 20)
+    with snapshot.memory(8 << 20) as fd:
+        os.pwrite(fd, b"of a guest that panicked", 2 << 20)
+        snapshot.clear(fd)
+        os.pwrite(fd, b"first", 0)
+        os.pwrite(fd, b"x" * 10_000, (5 << 20) + 77)
+        os.pwrite(fd, b"last", (8 << 20) - 4)
+        snapshot.keep(fd, file)
+    expected = bytearray(8 << 20)
+    expected[:5] = b"first"
+    expected[(5 << 20) + 77 : (5 << 20) + 10_077] = b"x" * 10_000
+    expected[-4:] = b"last"
+    assert file.read_bytes() == expected
+    assert file.stat().st_blocks * 512 < 1 << 20
+
+
 def leftovers(cache: Path) -> list[str]:
     return [entry.name for entry in (cache / "snapshots").iterdir() if entry.name.startswith(".")]
 
