@@ -19,6 +19,9 @@ STAMP  := $(VENV)/.filled-$(BASE)-$(FILLED)
 # Quick tests first, so that a typing mistake shows before the hosts boot.
 TESTS  := $(wildcard tests/test_house.py tests/unit tests/fabric tests/labs tests/browser tests/docker)
 
+# Two processes share the files of tests out, each with hosts of its own: a test mostly waits.
+WORKERS ?= 2
+
 # Repetitions at many moments and foreign test suites are marked `long`. CI runs them too.
 SELECT := $(if $(RDMALAB_REQUIRE_ALL),,-m 'not long')
 
@@ -57,7 +60,7 @@ lab: setup
 
 test: DOCTOR_ARGS = --test
 test: setup
-	@$(BIN)/python -m pytest $(TESTS) $(SELECT) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadfile $(SELECT) $(PYTEST_ARGS)
 
 bench: setup
 	@$(BIN)/python bench/promises.py
