@@ -53,7 +53,7 @@ def power_off(why: str) -> NoReturn:
 
 def set_up_guest() -> None:
     """The file systems that init left out, cgroup controllers, modules, the guest's own link."""
-    from .container import mount
+    from .container import mount, stay_in_memory
 
     for source, target, kind, data in (
         ("tmpfs", "/run", "tmpfs", "mode=755,size=16m"),
@@ -67,6 +67,7 @@ def set_up_guest() -> None:
         os.makedirs(folder, exist_ok=True)
     Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+pids +memory +rdma")
     Path("/proc/sys/kernel/dmesg_restrict").write_text("0")
+    stay_in_memory()
 
 
 def connect_guest() -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "mount",
     "name_process",
     "set_up",
+    "stay_in_memory",
     "take_identity",
 ]
 
@@ -40,6 +41,7 @@ FILES_SHARE = 0.4  # of a host's memory, for files; an idle kernel needs about 4
 MESSAGE_QUEUES = 32  # of System V; each holds up to 16 KiB
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 4096, 16384, 1 << 18, 2
+MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
 PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, PR_SET_NAME = 38, 24, 15
 SIOCSIFHWADDR, ARPHRD_ETHER = 0x8924, 1
 KEEP_FOR_ROOT = {12, 13, 14, 19}  # capabilities(7): NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE
@@ -56,13 +58,24 @@ def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -
         raise OSError(code, os.strerror(code), target)
 
 
+def stay_in_memory() -> None:
+    """Keep what the calling process uses in memory, so that it answers when there is none left.
+
+    A host can use up the guest's memory with RDMA objects, which no control group counts. Until the
+    kernel ends its processes, programs of which parts were dropped crawl. Children do not inherit
+    it (mlockall(2)).
+    """
+    libc.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT)
+
+
 def name_process(name: str) -> None:
     """The name that ``ps`` shows for the calling process (prctl(2), at most 15 bytes)."""
     libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def set_up(spec: HostSpec) -> None:
-    """Hostname and mounts: what makes this a machine of its own."""
+    """Hostname and mounts: what makes this a machine of its own; and process 1 stays in memory."""
+    stay_in_memory()
     socket.sethostname(spec.name)
     Path("/proc/self/oom_score_adj").write_text("-1000")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
