@@ -861,6 +861,7 @@ print(
 )
 assert writes, "deliver() put no WRITE on the wire."
 assert writes[-1] == lab.alice.get("flag_at"), "The flag must be the last thing that alice writes."
+assert left == 0, "deliver() returned before its orders were completed."
 ### BEGIN HIDDEN TESTS
 with lab.fault("alice", rate="4mbit"):
     job = lab.bob.start("message = collect(seconds=5)")
@@ -873,7 +874,6 @@ lab.bob.run("message = collect(seconds=3)")
 whole = lab.bob.get("message") == b"z" * 4000
 assert whole, "When deliver() returned, alice's buffer was not free yet."
 ### END HIDDEN TESTS
-assert left == 0, "deliver() returned before its orders were completed."
 
 # %% [markdown]
 # ### Task 2: a mailbox with immediate, alice's side (2 points)
