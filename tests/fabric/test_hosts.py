@@ -448,11 +448,12 @@ def test_two_labs_of_four_hosts_share_no_identity(new_lab: Callable, sh: Callabl
         ping_pong(lab, sh, a, b, lab[a].gid_index, lab[b].gid_index)
 
 
-def test_memory_of_two_hosts(shared_lab: rdmalab.Lab) -> None:
-    """A lab of two fits what the README promises, with a kernel at work on each host."""
-    for host in shared_lab.hosts:
+def test_memory_of_two_hosts(new_lab: Callable) -> None:
+    """A fresh lab of two fits what the README promises, with a kernel at work on each host."""
+    lab = new_lab("alice", "bob")
+    for host in lab.hosts:
         host.run("import numpy, pyverbs.qp; data = bytearray(16 << 20)")
-    used = resident_mib(shared_lab.state.pid)
+    used = resident_mib(lab.state.pid)
     print(f"two hosts: {used:.0f} MiB")
     assert used <= TWO_HOSTS_MIB
 
