@@ -77,9 +77,8 @@ def last_words(console: str) -> list[str]:
             return [lines[found[0]], *rip[:1]]
     traces = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
     if not traces:
-        return [line.replace("\x1b[0m", "").replace("\x1b[32m", "") for line in lines][
-            -SHOWN_LINES:
-        ]
+        last = lines[-SHOWN_LINES:]
+        return [line.replace("\x1b[0m", "").replace("\x1b[32m", "") for line in last]
     trace = lines[traces[-1] :]
     end = next((i for i, line in enumerate(trace) if i and not line.startswith(" ")), len(trace))
     return trace[: end + 1]

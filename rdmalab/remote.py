@@ -28,9 +28,13 @@ SLICE_S = 0.25  # how often a wait looks whether the lab is still there
 
 
 def lab_gone(state: LabState) -> LabGone:
-    """The error for a lab whose process ended; with its machine's last words, if it has any."""
+    """The error for a lab whose process ended; with the reason if its machine has told one.
+
+    A machine that was killed has told none: the last lines of its console are about other things.
+    """
     said = said_in(lab_folder(state.lab))
-    words = said.shown() + said.keep(f"gone-{state.lab}-{state.pid}") if said.guest else ""
+    told = said.panicked or said.qemu
+    words = said.shown() + said.keep(f"gone-{state.lab}-{state.pid}") if told else ""
     return LabGone(
         f"The lab {state.lab!r} is gone: its virtual machine (pid {state.pid}) has ended.{words}",
         next_step="`rdmalab up`, or lab = rdmalab.up() in a notebook, starts the hosts afresh.",

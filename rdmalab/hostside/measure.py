@@ -53,7 +53,8 @@ class LeanEndpoint(Endpoint):
     """An endpoint with extended completion queues (``ibv_create_cq_ex``).
 
     ``CQ.poll`` makes a Python object of thirteen fields for each completion, which under emulation
-    takes longer than the message's whole way; here its status is read in place.
+    takes longer than the message's whole way; here its status is read in place. ``scq`` and
+    ``rcq`` stay empty, so what waits on an endpoint (``send``, ``wait``) is of no use on this one.
     """
 
     def _make_queue_pair(self, max_inline: int) -> Any:

@@ -34,6 +34,8 @@ __all__ = [
 BRIDGE = "br0"
 SYS_VERBS = Path("/sys/class/infiniband_verbs")
 PLAN_FILE = Path("/opt/rdmalab/lab.json")  # which hosts there are, and whether there is a desk
+IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+"""Not there where the kernel was booted with ``ipv6.disable=1``."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +64,30 @@ class HostSpec:
         return f"v-{self.name}"
 
 
-def bridge_plan(mtu: int) -> list[str]:
+def no_address(link: str, ipv6: bool) -> list[str]:
+    """The line that keeps the kernel from giving ``link`` a link-local address of its own.
+
+    None where the kernel has no IPv6: ``ip`` would fail there with "Operation not supported".
+    """
+    return [f"link set {link} addrgenmode none"] if ipv6 else []
+
+
+def bridge_plan(mtu: int, ipv6: bool) -> list[str]:
     """Lines for ``ip -batch``: a bridge that the guest itself has no address on."""
     return [
         f"link add {BRIDGE} mtu {mtu} type bridge",
-        f"link set {BRIDGE} addrgenmode none",
+        *no_address(BRIDGE, ipv6),
         f"link set {BRIDGE} up",
     ]
 
 
-def cable_plan(host: HostSpec) -> list[str]:
+def cable_plan(host: HostSpec, ipv6: bool) -> list[str]:
     """Lines for ``ip -batch`` in the guest's own namespace: the host's namespace and cable."""
     return [
         f"netns add {host.name}",
         f"link add {host.switch_port} mtu {host.mtu} type veth"
         f" peer name eth0 mtu {host.mtu} address {host.mac} netns {host.name}",
-        f"link set {host.switch_port} addrgenmode none",
+        *no_address(host.switch_port, ipv6),
         f"link set {host.switch_port} master {BRIDGE} up",
     ]
 
@@ -95,7 +105,8 @@ def device_plan(host: HostSpec) -> list[str]:
 def commands(hosts: list[HostSpec]) -> list[tuple[list[str], list[str], str | None]]:
     """The whole plan: (command line, batch lines for its standard input, namespace or None)."""
     mtu = max(host.mtu for host in hosts)
-    root = bridge_plan(mtu) + [line for host in hosts for line in cable_plan(host)]
+    ipv6 = IPV6_ADDRESSES.exists()
+    root = bridge_plan(mtu, ipv6) + [line for host in hosts for line in cable_plan(host, ipv6)]
     plan: list[tuple[list[str], list[str], str | None]] = [(["ip", "-batch", "-"], root, None)]
     for host in hosts:
         plan.append((["ip", "-batch", "-"], address_plan(host), host.name))

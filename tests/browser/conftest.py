@@ -27,9 +27,13 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium from Debian; nothing is downloaded."""
+    """Chromium from Debian; nothing is downloaded.
+
+    Closed with its file: as long as it is open playwright has an event loop in this thread, in
+    which no notebook of another file's tests could be run.
+    """
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("no chromium here; rdmalab doctor --fix --test installs it")

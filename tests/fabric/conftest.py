@@ -12,16 +12,29 @@ import pytest
 
 import rdmalab
 from rdmalab import lab as labs
+from rdmalab.remote import lab_gone
 
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def start_shared() -> Iterator[Callable[[], rdmalab.Lab]]:
-    """Give the shared pair, started if it does not run: where a test's failure ended it, the next
-    one gets another, so that one alone has failed."""
-    yield lambda: rdmalab.up(lab="shared")
+    """Give the shared pair; where a test has ended it, the next one gets another.
+
+    So one fault fails one test. That a machine ended is an error of the run in any case.
+    """
+    started: list[rdmalab.Lab] = []
+    gone: list[str] = []
+
+    def start() -> rdmalab.Lab:
+        if started and not started[-1].alive():
+            gone.append(str(lab_gone(started.pop().state)))
+        started.append(rdmalab.up(lab="shared"))
+        return started[-1]
+
+    yield start
     labs.down("shared")
+    assert not gone, gone
 
 
 @pytest.fixture

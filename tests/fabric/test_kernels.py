@@ -365,6 +365,18 @@ def test_verbs_objects_without_end_harm_their_own_host_only(lab: rdmalab.Lab, sh
     assert value(lab.alice, "1 + 1") == 2
 
 
+def test_what_ends_a_host_stays_in_memory(lab: rdmalab.Lab, guest: Callable) -> None:
+    """The agent and each host's process 1 are locked in memory; what learners run is not."""
+    locked = "for p in /proc/[0-9]*; do echo $(cat $p/comm; grep VmLck $p/status); done"
+    kib = {"init": [], "kernel": []}
+    agent = int(guest(lab, "grep VmLck /proc/1/status").out.split()[1])
+    for name, *status in (line.split() for line in guest(lab, locked).out.splitlines()):
+        if name in kib and status:
+            kib[name].append(int(status[1]))
+    assert agent > 0 and len(kib["init"]) == 2 and all(kib["init"]), (agent, kib)
+    assert len(kib["kernel"]) == 2 and not any(kib["kernel"]), kib
+
+
 def test_a_full_disk_on_a_host(lab: rdmalab.Lab, sh: Callable) -> None:
     """It is said to be full (not out of memory), and a fresh kernel can still tidy up."""
     lab.alice.run("""

@@ -29,6 +29,7 @@ def says_so_in_time(kill_at: list[float]) -> Iterator[None]:
         yield
     assert time.monotonic() - kill_at[0] < PATIENCE_S
     assert "has ended" in caught.value.what and "rdmalab.up()" in caught.value.next_step
+    assert "\n" not in caught.value.what, "a killed machine has told no reason"
 
 
 def kill_later(lab: rdmalab.Lab, delay_s: float) -> list[float]:
