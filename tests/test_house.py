@@ -57,7 +57,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "rdmalab.hostside": (
         "__init__ values",  # `here`: in the guest this package is named rdmalab
-        "network cgroup container hostkernel hostinit",
+        "processors network cgroup container hostkernel hostinit",
         # RDMA itself, what learners import: data; pieces; a whole end of a connection
         "qpstate statuses mishaps card ledger refusals reasons",
         "orphans guards memory bringup orders arrivals explanation",
