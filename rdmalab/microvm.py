@@ -176,7 +176,7 @@ def cold_start(
     """Boot a guest until its kernels are parked, save it, end it.
 
     A guest whose kernel panics while it boots gets another try: emulated processors in threads of
-    their own lose a race with a kernel that patches its own code, once in some hundred boots.
+    their own can lose a race with a kernel that patches its own code (``hostside/processors.py``).
     """
     how = machine.accel
     with snapshot.make(machine.ram_mib) as new, snapshot.memory(machine.ram_mib << 20) as ram:

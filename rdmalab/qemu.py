@@ -179,9 +179,10 @@ def try_kvm(image: GuestImage, qemu: Qemu) -> str:
 
 
 def kernel_line(*words: str) -> str:
-    """The guest kernel's command line."""
+    """The guest kernel's command line: one processor at first (``hostside/processors.py``)."""
     console = MACHINES[debian_arch()][3]
-    return " ".join([f"console={console}", "quiet", "panic=-1", "mitigations=off", *words])
+    first = [f"console={console}", "quiet", "panic=-1", "mitigations=off"]
+    return " ".join([*first, "maxcpus=1", "noreplace-smp", *words])
 
 
 def base_command(qemu: Qemu, accel: Accel, smp: int) -> list[str]:

@@ -12,14 +12,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from . import SYS_INFINIBAND
 from .network import HostSpec
+from .processors import CGROUPS, CONTROLLERS
 
 __all__ = ["Cgroup"]
-
-ROOT = Path("/sys/fs/cgroup")
 
 
 class Cgroup:
@@ -29,11 +27,11 @@ class Cgroup:
     """
 
     def __init__(self, spec: HostSpec) -> None:
-        folder = ROOT / spec.name
+        folder = CGROUPS / spec.name
         user = folder / "user"
         (folder / "init").mkdir(parents=True, exist_ok=True)
         (folder / "init" / "cgroup.procs").write_text("0")
-        (folder / "cgroup.subtree_control").write_text("+pids +memory +rdma")
+        (folder / "cgroup.subtree_control").write_text(CONTROLLERS)
         for leaf in ("kernel", "exec"):
             (user / leaf).mkdir(parents=True, exist_ok=True)
         self.fd = os.open(user, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

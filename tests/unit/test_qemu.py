@@ -72,6 +72,7 @@ def test_the_line_of_a_first_boot() -> None:
     assert words == shlex.split(FIRST_BOOT)
     assert kernel_line[0] == "console=ttyS0"
     assert "panic=-1" in kernel_line, "with -no-reboot, a kernel that panics ends QEMU at once"
+    assert "maxcpus=1" in kernel_line, "while the kernel patches its own code nobody else runs it"
 
 
 def test_a_restore_maps_the_memory_privately_and_waits_for_the_state() -> None:
