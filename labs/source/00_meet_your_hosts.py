@@ -585,6 +585,8 @@ mr.write(bytes(mr.length), mr.length)
 # %% task="note"
 # %%on alice
 note, place = b"alice was here", 3000
+while sent.poll()[0]:
+    pass  # completions of an earlier try: not the one that you wait for
 result = None  # to become the completion of your order
 ### BEGIN SOLUTION
 mr.write(note, len(note), OUTBOX)
@@ -601,10 +603,14 @@ result = wait(sent)
 # %% check="note-place" points=2
 # %%on bob
 found = mr.read(14, 3000)
-print(f"I looked at bob's bytes 3000 to 3013: {found!r}.")
-assert found == b"alice was here", "Your note is not there. (Zeros: nothing was written here.)"
-### BEGIN HIDDEN TESTS
 rest = mr.read(3000, 0) + mr.read(mr.length - 3014, 3014)
+mr.write(bytes(mr.length), mr.length)  # bob has read it, and wipes his memory for your next try
+print(f"I looked at bob's bytes 3000 to 3013, and wiped his memory: {found!r}.")
+assert found == b"alice was here", (
+    "Your note is not there. (Zeros: nothing was written since bob wiped his memory. Run your "
+    "cell again; but if the next check speaks of an error, do first what it says.)"
+)
+### BEGIN HIDDEN TESTS
 assert rest == bytes(len(rest)), "Other bytes of bob's memory have changed, too."
 assert arrived.poll()[0] == 0, "Bob has a completion: a SEND, then, and no RDMA WRITE."
 ### END HIDDEN TESTS
@@ -614,7 +620,10 @@ assert arrived.poll()[0] == 0, "Bob has a completion: a SEND, then, and no RDMA 
 print("I looked at `result`, which should be the completion of a WRITE.")
 assert result is not None, "`result` is still None: nobody waited for the completion."
 status = e.ibv_wc_status(result.status).name
-assert status == "IBV_WC_SUCCESS", f"The order ended with {status}."
+assert status == "IBV_WC_SUCCESS", (
+    f"The order ended with {status}. The queue pair is in ERR now: run section 4 again, from "
+    "`close_all` to `to_rts` with the cards' cell, then bob's wipe, then your cell."
+)
 ### BEGIN HIDDEN TESTS
 assert result.opcode == e.IBV_WC_RDMA_WRITE, "This is the completion of another operation."
 ### END HIDDEN TESTS

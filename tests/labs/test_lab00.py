@@ -9,14 +9,17 @@ from nbformat import NotebookNode
 
 from .learner import (
     Attempt,
+    Retries,
     assert_solved,
     assert_untouched,
     attempts,
     errors,
     full_marks,
     judge,
+    judge_retries,
     marks,
     printed,
+    retries,
     run,
     selected,
     solved,
@@ -168,3 +171,46 @@ def test_an_answer_is_told_what_is_wrong_with_it(
     attempt: Attempt, tried: dict[str, NotebookNode]
 ) -> None:
     judge(attempt, tried[str(attempt)])
+
+
+NOT_AWAITED = Attempt(
+    "note",
+    "nobody waits",
+    "mr.write(note, len(note), OUTBOX)\n"
+    "piece = SGE(mr.buf + OUTBOX, len(note), mr.lkey)\n"
+    "order = SendWR(opcode=e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[piece])\n"
+    'order.set_wr_rdma(peer["rkey"], peer["address"] + place)\n'
+    "qp.post_send(order)",
+    {"note-completion": "`result` is still None"},
+)
+RELATIVE = Attempt(
+    "note",
+    "a relative address",
+    "mr.write(note, len(note), OUTBOX)\n"
+    "piece = SGE(mr.buf + OUTBOX, len(note), mr.lkey)\n"
+    "order = SendWR(opcode=e.IBV_WR_RDMA_WRITE, num_sge=1, sg=[piece])\n"
+    'order.set_wr_rdma(peer["rkey"], place)\n'
+    "qp.post_send(order)\n"
+    "result = wait(sent)",
+    {
+        "note-place": "Your note is not there",
+        "note-completion": "The order ended with IBV_WC_REM_ACCESS_ERR",
+    },
+)
+RETRIES = [*retries(TRIES), Retries((NOT_AWAITED, RELATIVE, TRIES[-1]))]
+
+
+@pytest.fixture(scope="module")
+def tried_again(
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
+    folder = tmp_path_factory.mktemp("again")
+    return attempts(NAME, selected(request, RETRIES), folder, begin={"note": "## 4"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attempt", RETRIES, ids=str)
+def test_a_second_try_is_not_judged_by_what_the_first_has_left(
+    attempt: Retries, tried_again: dict[str, NotebookNode]
+) -> None:
+    judge_retries(attempt, tried_again)

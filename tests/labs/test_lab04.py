@@ -13,13 +13,16 @@ from nbformat import NotebookNode
 from .learner import (
     LABS,
     Attempt,
+    Retries,
     assert_untouched,
     attempts,
     errors,
     full_marks,
     judge,
+    judge_retries,
     marks,
     printed,
+    retries,
     run,
     selected,
     solved,
@@ -264,6 +267,18 @@ TRIES = [
     Attempt("conclusion", "right, in another form", JUDGED),
 ]
 
+RETRIES = retries(TRIES)
+
+
+@pytest.fixture(scope="module")
+def tried_again(
+    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, NotebookNode]:
+    """Answers tried one after the other without the cells before the task."""
+    folder = tmp_path_factory.mktemp("again")
+    shutil.copytree(LABS / "data", folder / "data")
+    return attempts(NAME, selected(request, RETRIES), folder)
+
 
 @pytest.fixture(scope="module")
 def tried(
@@ -280,6 +295,14 @@ def test_an_answer_is_told_what_is_wrong_with_it(
     attempt: Attempt, tried: dict[str, NotebookNode]
 ) -> None:
     judge(attempt, tried[str(attempt)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attempt", RETRIES, ids=str)
+def test_an_answer_is_not_judged_by_what_another_has_left(
+    attempt: Retries, tried_again: dict[str, NotebookNode]
+) -> None:
+    judge_retries(attempt, tried_again)
 
 
 # ---------------------------------------------------------------- the solved lab and its claims
