@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .errors import BackendError
+
 __all__ = ["Brief", "Judged", "Outcome"]
 
 PATIENCE_S = 60.0
@@ -73,9 +75,14 @@ class Judged:
             """One request on the shell channel, and its reply."""
 
     def guard(self, timeout_s: float = PATIENCE_S) -> None:
-        """Give this kernel its judge, who must be there before any learner's code."""
+        """Give this kernel its judge, who must be there before any learner's code.
+
+        Raises ``BackendError`` for a lab that was started without judges.
+        """
         secret = secrets.token_bytes(32)
-        self.request("rdmalab_judge_request", {"secret": secret.hex()}, [], timeout_s, None)
+        reply = self.request("rdmalab_judge_request", {"secret": secret.hex()}, [], timeout_s, None)
+        if reply["content"].get("status") != "ok":
+            raise BackendError("This lab has no judges: only one with a desk has.")
         self.secret = secret
 
     def check(

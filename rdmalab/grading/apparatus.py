@@ -6,6 +6,7 @@ import ast
 import re
 
 from ..hostside import checkcode
+from ..magics import parse_on
 
 __all__ = ["DESK", "body_of", "hosts_of", "portable"]
 
@@ -16,8 +17,7 @@ DESK = ""  # where cells run that name no host
 def hosts_of(source: str) -> tuple[str, ...]:
     """Where a cell of the lab's runs: the hosts that its ``%%on`` names, or none (the desk)."""
     first, _, _ = source.partition("\n")
-    words = first.split()[1:] if first.startswith("%%on ") else []
-    return tuple(word for word in words if not word.startswith("-"))
+    return tuple(parse_on(first[5:]).hosts) if first.startswith("%%on ") else ()
 
 
 def body_of(source: str) -> str:

@@ -43,8 +43,8 @@ def python_of(source: str) -> str:
     lines = body_of(source).splitlines()
     text = "\n".join("" if line.lstrip()[:1] in ("%", "!") else line for line in lines)
     try:
-        ast.parse(text)
-    except SyntaxError:
+        checkcode.parse(text)
+    except checkcode.CheckError:
         return ""
     return text
 
@@ -99,6 +99,6 @@ def asked(cells: list[Cell]) -> set[str]:
         node.name
         for cell in cells
         if cell.kind == "task"
-        for node in ast.parse(cell.text).body
+        for node in checkcode.parse(cell.text).body
         if isinstance(node, ast.ClassDef)
     }

@@ -17,6 +17,8 @@ import ast
 import itertools
 from collections.abc import Iterable, Sequence
 
+from ..hostside import checkcode
+
 __all__ = ["Sentences", "templates"]
 
 FILL_CHARACTERS = 160  # of what a submission may put into one gap
@@ -110,8 +112,8 @@ def templates(source: str) -> list[Parts]:
     """The lines that a source can print or say, those with the most text of their own first."""
     found: set[Parts] = set()
     try:
-        tree = ast.parse(source)
-    except SyntaxError:
+        tree = checkcode.parse(source)
+    except checkcode.CheckError:
         return []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":

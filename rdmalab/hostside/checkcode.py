@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 
@@ -41,6 +42,10 @@ PLAIN = (  # what constants are written with
 )
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
+# CPython 3.11 counts how deep a tree is in one place for all threads: two that parse at a time may
+# end in "SystemError: AST constructor recursion depth mismatch".
+_parsing = threading.Lock()
+
 
 class CheckError(ValueError):
     """A check's source that cannot be judged; the text says why."""
@@ -49,7 +54,8 @@ class CheckError(ValueError):
 def parse(source: str) -> ast.Module:
     """The tree of a check or of definitions. :class:`CheckError` for what is no plain Python."""
     try:
-        return ast.parse(source, FILE)
+        with _parsing:
+            return ast.parse(source, FILE)
     except (SyntaxError, ValueError) as error:
         raise CheckError(f"this check is no plain Python: {error}") from None
 

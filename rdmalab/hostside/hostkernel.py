@@ -93,12 +93,12 @@ class HostKernel(IPythonKernel):
             copies, habits = self.notes
             self.shell.aftermath = judge.convene(secret, copies, habits, self.shell.user_ns)
             self.notes = None
-        self._reply(stream, "rdmalab_judge_reply", {"status": "ok"}, parent, ident, [])
+        status = {"status": "ok" if judge else "error"}
+        self._reply(stream, "rdmalab_judge_reply", status, parent, ident, [])
 
     def check_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Reply with the verdict of a check."""
-        none = {"ended": "refused", "why": "this lab has no judges: it has no desk"}
-        verdict = judge.answer(parent["content"]) if judge else {**none, "printed": "", "seal": ""}
+        verdict = judge.answer(parent["content"]) if judge else {}
         self._reply(stream, "rdmalab_check_reply", verdict, parent, ident, [])
 
     def get_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:

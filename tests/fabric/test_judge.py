@@ -15,7 +15,7 @@ import pytest
 
 import rdmalab
 from rdmalab import lab as labs
-from rdmalab.errors import HostDied, HostError, HostTimeout, RemoteError
+from rdmalab.errors import BackendError, HostDied, HostError, HostTimeout, RemoteError
 from rdmalab.grading.apparatus import body_of, hosts_of
 from rdmalab.grading.briefs import Briefs
 from rdmalab.grading.course import Course, LabForms
@@ -47,6 +47,22 @@ IN_A_KERNEL = {
     "    subprocess.check_output(['head', '-c1', f'/proc/{os.getpid()}/mem'])\n    return 6",
     "numbers of pyverbs": "import pyverbs.enums as e\ndouble = lambda x: e.IBV_WC_SUCCESS",
 }
+
+
+@pytest.fixture(scope="module")
+def start_judged() -> Iterator[Callable[[], rdmalab.Lab]]:
+    """Hosts with judges, started if they do not run: where there is a desk there are judges."""
+    yield lambda: rdmalab.up(("alice", "bob"), lab="judged", desk=True)
+    labs.down("judged")
+
+
+@pytest.fixture
+def lab(start_judged: Callable[[], rdmalab.Lab]) -> rdmalab.Lab:
+    """Such hosts with fresh kernels."""
+    lab = start_judged()
+    for host in lab.hosts:
+        host.restart()
+    return lab
 
 
 def try_to_run(kernel: rdmalab.kernels.HostKernel, cell: str) -> None:
@@ -84,6 +100,11 @@ def test_hostile_cells_one_after_the_other_in_one_kernel(lab: rdmalab.Lab) -> No
             kernel.restart()
             kernel.guard()
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_lab_without_a_desk_has_no_judge(shared_lab: rdmalab.Lab) -> None:
+    with pytest.raises(BackendError, match="only one with a desk has"):
+        shared_lab.alice.kernel.check(CHECK)
 
 
 def test_a_forged_reply_is_not_believed(lab: rdmalab.Lab) -> None:
@@ -180,13 +201,6 @@ def test_a_check_that_ends_the_kernel_has_no_verdict(lab: rdmalab.Lab) -> None:
 # ---------------------------------------------------------------- the labs themselves
 
 
-@pytest.fixture(scope="module")
-def start_with_desk() -> Iterator[Callable[[], rdmalab.Lab]]:
-    """A fresh machine with a desk for each lab."""
-    yield lambda: rdmalab.up(("alice", "bob"), lab="judged", desk=True)
-    labs.down("judged")
-
-
 def run_judged(lab: rdmalab.Lab, forms: LabForms) -> dict[str, str]:
     """Run a lab's solved form cell by cell, its checks through the judge; what went wrong."""
     briefs, wrong = Briefs(forms), dict[str, str]()
@@ -221,7 +235,8 @@ def one_check(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", COURSE.names)
 def test_every_check_of_a_solved_lab_passes_as_it_does_in_the_notebook(
-    name: str, start_with_desk: Callable[[], rdmalab.Lab]
+    name: str, start_judged: Callable[[], rdmalab.Lab]
 ) -> None:
+    """On a fresh machine for each lab."""
     labs.down("judged")
-    assert run_judged(start_with_desk(), COURSE.lab(name)) == {}
+    assert run_judged(start_judged(), COURSE.lab(name)) == {}

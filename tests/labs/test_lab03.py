@@ -185,7 +185,7 @@ TRIES = [
         "slot",
         "SEND with immediate",
         POST + "ep.post_send(0, len(message), imm=slot)\nep.wait(1)",
-        {"slot-wire": "IBV_WC_REM_"},
+        {"slot-wire": "is not at the beginning of slot 3"},
     ),
     Attempt(
         "slot",

@@ -32,7 +32,8 @@ def planned(*cells: tuple[str, str]) -> dict[str, CheckPlan]:
 
 
 def test_where_a_cell_runs_is_in_its_first_line() -> None:
-    assert hosts_of("%%on alice bob --timeout\nx") == ("alice", "bob")
+    assert hosts_of("%%on alice bob --timeout 115\nx") == ("alice", "bob")
+    assert hosts_of("%%on bob -o x\nx") == ("bob",)
     assert hosts_of("x = 1\n%%on alice") == ()
     assert body_of("%%on alice\nx\n  !ls\n%hosts") == "\nx\n  pass\npass"
 
