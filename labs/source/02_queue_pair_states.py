@@ -1036,7 +1036,7 @@ def recover(qp, other):
     ### BEGIN SOLUTION
     qp.modify(QPAttr(qp_state=e.IBV_QPS_RESET), e.IBV_QP_STATE)
     drain(sent, arrived)
-    connect(qp, other)
+    bring_up(qp)
     ### END SOLUTION
 
 

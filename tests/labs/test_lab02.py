@@ -270,13 +270,13 @@ TRIES = [
     ),
     Attempt(
         "recover",
-        "right, with the lab's own bring-up",
+        "right, by way of Task 4",
         "attr = QPAttr()\n"
         "attr.qp_state = e.IBV_QPS_RESET\n"
         "qp.modify(attr, e.IBV_QP_STATE)\n"
         "while sent.poll()[0] + arrived.poll()[0]:\n"
         "    continue\n"
-        "bring_up(qp)",
+        "connect(qp, other)",
     ),
     Attempt(
         "diagnose",
