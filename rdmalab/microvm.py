@@ -32,6 +32,7 @@ CONTROL_PORT = 7000
 LOOPBACK = "127.0.0.1"
 BASE_RAM_MIB = 320
 DESK_RAM_MIB = 112  # for what the desk's kernels share, beside their own
+REMOVE_S = 2.0
 BOOT_TRIES = 3
 BOOT_S = {"tcg": 420.0, "kvm": 40.0}  # until the kernels are parked
 THAW_S = {"tcg": 60.0, "kvm": 20.0}  # from -incoming until the kernels answer
@@ -86,7 +87,9 @@ def stop(lab: str) -> bool:
         ended = qmp.end_process(pid, lambda pid: pid in strays(lab)) or ended
     collect()
     there = folder.exists()
-    shutil.rmtree(folder, ignore_errors=True)
+    end = time.monotonic() + REMOVE_S
+    while folder.exists() and time.monotonic() < end:  # what is ending may still write a last file
+        shutil.rmtree(folder, ignore_errors=True)
     snapshot.sweep()
     return ended or there
 

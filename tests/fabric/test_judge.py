@@ -233,10 +233,9 @@ def one_check(
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", COURSE.names)
 def test_every_check_of_a_solved_lab_passes_as_it_does_in_the_notebook(
-    name: str, start_judged: Callable[[], rdmalab.Lab]
+    start_judged: Callable[[], rdmalab.Lab],
 ) -> None:
-    """On a fresh machine for each lab."""
+    """The other labs' checks: tests/grading/test_labs.py."""
     labs.down("judged")
-    assert run_judged(start_judged(), COURSE.lab(name)) == {}
+    assert run_judged(start_judged(), COURSE.lab("00_meet_your_hosts")) == {}

@@ -21,6 +21,7 @@ from nbgrader.api import Gradebook
 
 from rdmalab import lab as labs
 from rdmalab.grading.course import LabForms
+from rdmalab.state import lab_folder
 
 from .small_lab import ANSWERS, NAME, answered, labs_with_it
 
@@ -194,4 +195,5 @@ def test_rdmalab_grade_gives_the_same_points(course: Path, folder: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)["results"]
     assert dict(zip(POINTS, [one["score"] for one in results], strict=True)) == points_of(course)
-    assert not [name for name in labs.known() if name.startswith("grade-")]
+    left = [name for name in labs.known() if name.startswith("grade-")]
+    assert not left, {name: os.listdir(lab_folder(name)) for name in left}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,21 +12,40 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from nbgrader.api import Gradebook
 
 from rdmalab.grading.classroom import Classroom
 from rdmalab.grading.course import Course, LabForms
-from rdmalab.grading.results import SubmissionResult
+from rdmalab.grading.machine import LabMachine
+from rdmalab.grading.results import Outcome, SubmissionResult
+from rdmalab.grading.runner import Limits
 
 from .many import LABS, answered, hand_in, make_course, solved
 
 pytestmark = [pytest.mark.labs, pytest.mark.timeout(900)]
 
+WHOLE = "01_register_memory"
 NAMES = sorted(file.stem for file in (LABS / "source").glob("0[1-4]_*.py"))
 
 
 @pytest.fixture(scope="module")
 def course() -> Course:
     return Course(LABS)
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> list[Outcome]:
+    """What did not go well of the cells that are run on the desk."""
+    found: list[Outcome] = []
+    run = LabMachine.run
+
+    def watched(self: LabMachine, source: str, limits: Limits, *, ours: bool) -> Outcome:
+        outcome = run(self, source, limits, ours=ours)
+        found.extend([outcome] if outcome.ended != "ok" else [])
+        return outcome
+
+    monkeypatch.setattr(LabMachine, "run", watched)
+    return found
 
 
 def grade(course: Course, out: Path, files: list[Path], jobs: int = 1) -> list[SubmissionResult]:
@@ -49,6 +70,11 @@ def full(lab: LabForms, tasks: list[str]) -> dict[str, float]:
     }
 
 
+def forms(lab: LabForms) -> dict[str, list[str]]:
+    """Who has solved which tasks: student to tasks."""
+    return {"all": list(lab.tasks), "half": list(lab.tasks)[::2], "none": []}
+
+
 def told(result: SubmissionResult, out: Path) -> str:
     """All that a learner receives."""
     page = (out / "feedback" / f"{result.name}.html").read_text()
@@ -58,15 +84,18 @@ def told(result: SubmissionResult, out: Path) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_solved_has_all_untouched_none_and_half_its_half(
-    name: str, course: Course, tmp_path: Path
+    name: str, course: Course, tmp_path: Path, raised: list[Outcome]
 ) -> None:
+    """And no cell of the solved one raises: labs run at the desk as beside JupyterLab."""
     lab = course.lab(name)
     half = list(lab.tasks)[::2]
     files = [
         hand_in(tmp_path / f"{what}.ipynb", solved(course, name, tasks))
-        for what, tasks in (("all", list(lab.tasks)), ("half", half), ("none", []))
+        for what, tasks in forms(lab).items()
     ]
-    results = grade(course, tmp_path / "out", files)
+    results = grade(course, tmp_path / "out", files[:1])
+    assert not raised
+    results += grade(course, tmp_path / "out", files[1:])
     reasons = [
         (check.check, check.reason)
         for result in results[:2]
@@ -88,6 +117,48 @@ def test_solved_has_all_untouched_none_and_half_its_half(
         text = told(result, tmp_path / "out")
         leaked = [s for s in secrets if s in text and not (result.name == "all" or s in answers)]
         assert not leaked
+
+
+def points_of(course: Path, name: str) -> dict[str, dict[str, float]]:
+    """What nbgrader's gradebook has: student to task to points."""
+    found: dict[str, dict[str, float]] = {}
+    with Gradebook(f"sqlite:///{course / 'gradebook.db'}") as book:
+        for handed_in in book.assignment_submissions(name):
+            tasks = found.setdefault(handed_in.student.id, {})
+            for grade in handed_in.notebooks[0].grades:
+                task = grade.name.rpartition("-")[0]
+                tasks[task] = tasks.get(task, 0) + grade.score
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_nbgrader_gives_the_points_that_rdmalab_grade_gives(name: str, tmp_path: Path) -> None:
+    """A course made and graded by the guide's commands; the whole of one lab, half of others."""
+    folder = tmp_path / "labs"
+    shutil.copytree(LABS, folder, ignore=shutil.ignore_patterns("course", "private", "0*.ipynb"))
+    course = Course(folder)
+    course.build.build(folder)
+    lab = course.lab(name)
+    subprocess.run([sys.executable, str(folder / "build.py"), "--course"], check=True, timeout=120)
+    nbgrader(folder, "generate_assignment", name)
+    handed_in = {who: tasks for who, tasks in forms(lab).items() if name == WHOLE or who != "all"}
+    for who, tasks in handed_in.items():
+        place = folder / "course" / "submitted" / who / name
+        place.mkdir(parents=True)
+        hand_in(place / f"{name}.ipynb", solved(course, name, tasks))
+    nbgrader(folder, "autograde", name)
+    found = points_of(folder / "course", name)
+    assert found == {who: full(lab, tasks) for who, tasks in handed_in.items()}
+
+
+def nbgrader(folder: Path, *words: str) -> None:
+    env = {**os.environ, "RDMALAB_LABS": str(folder)}
+    line = [sys.executable, "-m", "nbgrader", *words]
+    done = subprocess.run(
+        line, cwd=folder, env=env, capture_output=True, text=True, timeout=800, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 LEAVES = {

@@ -1,4 +1,7 @@
-"""Every lab, solved, runs at the desk inside the guest as it runs beside JupyterLab."""
+"""A lab, solved, runs at the desk inside the guest as it runs beside JupyterLab.
+
+The others' cells are watched where they are graded (tests/grading/test_labs.py).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .learner import CELL_TIMEOUT_S, LABS, solved
 
 pytestmark = [pytest.mark.labs, pytest.mark.long, pytest.mark.timeout(900)]
 
-NAMES = sorted(path.stem for path in (LABS / "source").glob("[0-9][0-9]_*.py"))
+NAMES = ["00_meet_your_hosts"]
 
 
 @pytest.fixture(scope="module")
