@@ -19,6 +19,7 @@ from rdmalab.grading import gradebook
 from rdmalab.grading.runner import Limits
 
 c = get_config()  # noqa: F821  # nbgrader puts it there
+gradebook.find_programs()
 
 # --- Where a course lives: apart from the labs' sources, since nbgrader hands out every file that
 # it finds beside an assignment's notebook. `python labs/build.py --course` fills course/source/.

@@ -9,6 +9,7 @@ is installed. Python packages are not here; they stand in ``pyproject.toml``.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
@@ -33,8 +34,9 @@ __all__ = [
 class Need(NamedTuple):
     """Something of the operating system's, how to see that it is there, and who packages it.
 
-    ``probe`` is a program on PATH (``/usr/sbin`` counts), an absolute path of a file, or
-    ``python:MODULE`` for a module of this very Python. An empty package name means that this
+    ``probe`` is a program on PATH (``/usr/sbin`` counts), an absolute path of a file,
+    ``python:MODULE`` for a module of this very Python or ``lib:NAME`` for a library that can be
+    loaded. An empty package name means that this
     package manager has none. ``kind`` is ``run`` (to start hosts), ``build`` (to build the guest
     image) or ``test``.
     """
@@ -86,6 +88,7 @@ NEEDS: tuple[Need, ...] = (
         "debian-archive-keyring",
     ),
     Need("test", "chromium", "chromium", "chromium", "chromium", "chromium"),
+    Need("test", "lib:libatomic.so.1", "libatomic1", "libatomic", "gcc-libs"),  # playwright's node
     Need("test", "cpio", "cpio", "cpio", "cpio", "cpio"),
     Need("test", "tshark", "tshark", "wireshark-cli", "wireshark-cli", "wireshark"),
     Need("test", "sudo", "sudo", "sudo", "sudo"),
@@ -141,6 +144,12 @@ def present(probe: str) -> bool:
         return Path(probe).exists()
     if probe.startswith("python:"):
         return importlib.util.find_spec(probe.removeprefix("python:")) is not None
+    if probe.startswith("lib:"):
+        try:
+            ctypes.CDLL(probe.removeprefix("lib:"))
+        except OSError:
+            return False
+        return True
     return program(probe) is not None
 
 

@@ -15,6 +15,8 @@ the submission's and none of its markdown, which could be a script for the grade
 from __future__ import annotations
 
 import copy
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,20 @@ from .course import Course, LabForms
 from .results import PASSED, CheckResult, SubmissionResult
 from .submission import Step, read, restore
 
-__all__ = ["Sandbox", "Unread", "annotated", "without_links"]
+__all__ = ["Sandbox", "Unread", "annotated", "find_programs", "without_links"]
 
 Resources = dict[str, Any]
 make: Any = nbformat.v4  # has no types
 NOTES = "# What was noticed while this notebook was graded"
 KEPT = ("timestamp.txt",)  # by which nbgrader knows when a submission came
+
+
+def find_programs() -> None:
+    """Put this Python's own programs on PATH: nbgrader calls ``alembic`` by that bare name."""
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    own = str(Path(sys.executable).parent)
+    if own not in places:
+        os.environ["PATH"] = os.pathsep.join([own, *places])
 
 
 class Unread(NotebookExporter):

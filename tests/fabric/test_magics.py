@@ -378,7 +378,9 @@ def test_completion_gives_up_while_the_host_is_busy(notebook: Notebook) -> None:
     )
     notebook.run("rdmalab.up().alice.interrupt()")
     notebook.run("%wait alice")
-    assert "late_buffer" in notebook.complete("%%on alice\nlate_b")
+    end = time.monotonic() + 30  # a busy machine may not answer within the second that it is given
+    while "late_buffer" not in notebook.complete("%%on alice\nlate_b"):
+        assert time.monotonic() < end
 
 
 def test_the_extension_can_be_loaded_twice(notebook: Notebook) -> None:

@@ -580,6 +580,10 @@ def test_another_qemu_can_be_named(programs: Path, monkeypatch: pytest.MonkeyPat
     assert packages.NEEDS[0] not in packages.missing()
 
 
+def test_a_library_is_there_if_it_can_be_loaded() -> None:
+    assert packages.present("lib:libc.so.6") and not packages.present("lib:libnope.so.9")
+
+
 def test_no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "program", lambda name: None)
     check = software.qemu()

@@ -147,8 +147,11 @@ def test_files_of_a_learners_own_are_not_handed_on(folders: tuple[Path, Path, Pa
 
 
 def test_a_lab_that_has_changed_since_is_not_graded_by_other_points(
-    lab: LabForms, tmp_path: Path
+    lab: LabForms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With nbgrader's programs where only this Python has them (``.venv/bin/nbgrader``)."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    gradebook.find_programs()
     url = f"sqlite:///{tmp_path / 'gradebook.db'}"
     with pytest.raises(UsageError, match="not those that the gradebook has"):
         gradebook.agree(url, NAME, lab)
