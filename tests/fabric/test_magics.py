@@ -81,6 +81,14 @@ class Notebook:
                     return shown
         raise AssertionError(f"the cell did not end in {timeout_s} s; it showed {shown}")
 
+    def begun(self, ident: str) -> None:
+        """Wait until a cell runs."""
+        while True:
+            message = self.client.get_iopub_msg(timeout=PATIENCE_S)
+            mine = message["parent_header"].get("msg_id") == ident
+            if mine and message["msg_type"] == "execute_input":
+                return
+
     def run(self, code: str) -> Shown:
         """Run a cell to its end."""
         return self.finish(self.start(code))
@@ -111,6 +119,8 @@ def notebook(
     one = Notebook(start_shared().id, tmp_path_factory.mktemp("ipython"))
     yield one
     one.close()
+    for host in start_shared().hosts:  # nobody else need hear of the deaths that were died here
+        host.restart()
 
 
 # ---------------------------------------------------------------- what a cell shows
@@ -303,6 +313,7 @@ def test_the_stop_button_ends_a_cell_everywhere(
         notebook.run("%%on bob --bg\nimport time; time.sleep(3600)")
     ident = notebook.start(STOPPED[kind])
     if " bob " in STOPPED[kind]:
+        notebook.begun(ident)  # before that a kernel does not hear the button
         time.sleep(1)  # its output comes at the end; so a moment, and Stop whenever that is
     else:
         notebook.finish(ident, until=lambda shown: "begun" in shown.stdout)
