@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import os
 import sys
@@ -67,7 +68,7 @@ def pure_seconds(lab: LabForms) -> float:
     labs.ensure(lab=ident)
     try:
         client = NotebookClient(
-            lab.solved.copy(), kernel_name="python3", timeout=600, record_timing=True
+            copy.deepcopy(lab.solved), kernel_name="python3", timeout=600, record_timing=True
         )
         done = asyncio.run(client.async_execute(env={**os.environ, "RDMALAB_LAB": ident}))
     finally:
@@ -88,7 +89,7 @@ def seconds_of(cell: Any) -> float:
 def answers(lab: LabForms, folder: Path, count: int) -> list[Path]:
     """So many copies of the solved lab, as learners would hand them in."""
     right = {cell.id: cell.source for cell in lab.solved.cells}
-    notebook = lab.released.copy()
+    notebook = copy.deepcopy(lab.released)
     for cell in notebook.cells:
         if cell.id in lab.tasks:
             lines = right[cell.id].splitlines()

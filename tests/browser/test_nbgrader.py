@@ -59,6 +59,7 @@ def validated(page: Page) -> str:
     return text
 
 
+@pytest.mark.long
 def test_validate_runs_on_fresh_hosts(page: Page, server: str, folder: Path, lab: LabForms) -> None:
     """What the open notebook has left on its own hosts neither counts nor is touched."""
     file = folder / "mine.ipynb"

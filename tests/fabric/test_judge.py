@@ -87,6 +87,7 @@ def one_case(kernel: rdmalab.kernels.HostKernel, name: str, cell: str) -> str:
     return "" if second == Outcome("ok", "", SAID) else f"{name}: then {second}"
 
 
+@pytest.mark.long
 def test_hostile_cells_one_after_the_other_in_one_kernel(lab: rdmalab.Lab) -> None:
     """A wrong answer fails, whatever stands in the way, and the next right one passes."""
     kernel = lab.alice.kernel

@@ -83,9 +83,8 @@ def reasons(result: SubmissionResult) -> dict[str, str]:
     return {task.task: task.checks[0].reason for task in result.tasks}
 
 
-@pytest.mark.parametrize(
-    "cases", [pytest.param(ENDLESS, marks=pytest.mark.long), DEADLY], ids=["endless", "deadly"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("cases", [ENDLESS, DEADLY], ids=["endless", "deadly"])
 def test_b45_what_hangs_or_ends_a_kernel_costs_its_own_points_only(
     cases: dict[str, tuple[str, str, str]], tmp_path: Path
 ) -> None:

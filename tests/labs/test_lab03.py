@@ -371,6 +371,7 @@ def test_an_answer_is_not_judged_by_what_another_has_left(
     judge_retries(attempt, tried_again)
 
 
+@pytest.mark.long
 def test_the_untouched_lab_fails_in_its_checks_only(
     tried: dict[str, NotebookNode], tmp_path: Path
 ) -> None:

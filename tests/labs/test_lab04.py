@@ -364,6 +364,7 @@ def test_b44_every_picture_tells_its_conditions_and_nothing_names_a_winner(
     assert not re.search(winner, source)
 
 
+@pytest.mark.long
 def test_the_untouched_lab_fails_in_its_checks_only(folder: Path) -> None:
     """On hosts that have seen a solved one: no mark is left from there."""
     done = run(untouched(NAME), folder)
