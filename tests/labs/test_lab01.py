@@ -336,13 +336,6 @@ NO_RIGHT = Attempt(
 RETRIES = [*retries(TRIES), Retries((NO_RIGHT, TRIES[-1], TRIES[-1]))]
 
 
-@pytest.fixture(scope="module")
-def tried_again(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    return attempts(NAME, selected(request, RETRIES), tmp_path_factory.mktemp("again"))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", RETRIES, ids=str)
 def test_a_second_try_is_not_judged_by_what_the_first_has_left(

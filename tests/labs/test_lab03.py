@@ -324,14 +324,6 @@ RETRIES = [
 
 
 @pytest.fixture(scope="module")
-def tried_again(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    """Answers tried one after the other without the cells before the task."""
-    return attempts(NAME, selected(request, RETRIES), tmp_path_factory.mktemp("again"))
-
-
-@pytest.fixture(scope="module")
 def tried(
     request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, NotebookNode]:
