@@ -92,17 +92,24 @@ class Progress:
             )
 
 
-def build_files(folder: Path, arch: str, mirror: recipe.Mirror, progress: Progress) -> str:
+def build_files(
+    folder: Path,
+    arch: str,
+    mirror: recipe.Mirror,
+    progress: Progress,
+    guest: Path = recipe.GUEST,
+) -> str:
     """Make kernel, initrd, root.erofs and packages.list in ``folder``/result.
 
-    Returns the version of the guest's kernel. Raises BuildFailed, OSError (disk full), ImageError.
+    ``guest`` is the recipe's folder. Returns the version of the guest's kernel. Raises BuildFailed,
+    OSError (disk full), ImageError.
     """
     way = _way(progress)
     for name in ("root", "result"):
         (folder / name).mkdir()
         (folder / name).chmod(0o755)  # root's mode becomes that of the guest's /
     archive, root, result = folder / "root.tar", folder / "root", folder / "result"
-    _make_archive(archive, _scratch(folder, way), way, arch, mirror, progress)
+    _make_archive(archive, _scratch(folder, way, guest), way, arch, mirror, progress)
 
     progress.report("root file system", "unpacking", 0.90)
     _run(recipe.extract_command(archive, root), progress, _PACK_DEADLINE_S)
@@ -117,7 +124,7 @@ def build_files(folder: Path, arch: str, mirror: recipe.Mirror, progress: Progre
 
     kernel = (boot / "kernel-version").read_text().strip()
     progress.report("initrd", f"kernel {kernel}", 0.97)
-    (result / "initrd").write_bytes(_initrd(root, boot / "busybox", kernel))
+    (result / "initrd").write_bytes(_initrd(root, boot / "busybox", kernel, guest))
     for name in ("kernel", "packages.list"):
         (boot / name).rename(result / name)
     return kernel
@@ -135,7 +142,7 @@ def _way(progress: Progress) -> Way:
     return way
 
 
-def _scratch(folder: Path, way: Way) -> Path:
+def _scratch(folder: Path, way: Way, guest: Path) -> Path:
     """Where mmdebstrap may work, with a copy of the recipe's files in it.
 
     Its own user namespace has no access to folders of ours that are 0700, as the cache is; then it
@@ -147,7 +154,7 @@ def _scratch(folder: Path, way: Way) -> Path:
         (folder / "elsewhere").symlink_to(scratch)
     scratch.mkdir(exist_ok=True)
     scratch.chmod(0o755)
-    shutil.copytree(recipe.GUEST, scratch / "guest")
+    shutil.copytree(guest, scratch / "guest")
     for path in (scratch / "guest", *(scratch / "guest").iterdir()):
         path.chmod(0o755)
     return scratch
@@ -175,7 +182,7 @@ def _require(root: Path, progress: Progress) -> None:
         raise BuildFailed(progress.step, what, f"E: rdmalab: {what}")
 
 
-def _initrd(root: Path, busybox: Path, kernel: str) -> bytes:
+def _initrd(root: Path, busybox: Path, kernel: str, guest: Path) -> bytes:
     """The first archive of the initrd: busybox, the init, and the modules that it loads."""
     modules = root / "usr/lib/modules" / kernel
     paths = recipe.initrd_modules((modules / "modules.dep").read_text(), recipe.INITRD_MODULES)
@@ -185,7 +192,7 @@ def _initrd(root: Path, busybox: Path, kernel: str) -> bytes:
     }
     files["modules/order"] = "".join(f"{name}\n" for name in order).encode()
     files["bin/busybox"] = busybox
-    files["init"] = recipe.GUEST / "initrd-init"
+    files["init"] = guest / "initrd-init"
     return write_cpio(files, executable=("init", "bin/busybox"), folders=recipe.INITRD_FOLDERS)
 
 

@@ -148,7 +148,7 @@ def mmdebstrap_command(
     command = ["mmdebstrap", f"--mode={mode}", "--variant=essential", "--format=tar", "--verbose"]
     command += [f"--architectures={arch}"]
     command += ["--skip=chroot/mount/sys" if may_mount else "--skip=chroot/mount"]
-    command += ["--include=" + ",".join(names_in((GUEST / "packages.txt").read_text()))]
+    command += ["--include=" + ",".join(names_in((guest / "packages.txt").read_text()))]
     for option in (
         'Apt::Install-Recommends "false"',
         'Apt::Sandbox::User "root"',
@@ -157,7 +157,7 @@ def mmdebstrap_command(
         'Acquire::https::Timeout "30"',
     ):
         command.append(f"--aptopt={option}")
-    for pattern in names_in((GUEST / "exclude.txt").read_text()):
+    for pattern in names_in((guest / "exclude.txt").read_text()):
         kind = "include" if pattern.startswith("!") else "exclude"
         command.append(f"--dpkgopt=path-{kind}={pattern.removeprefix('!')}")
     for hook in ("setup", "customize"):

@@ -41,8 +41,10 @@ def test_each_architecture_has_its_own_id() -> None:
         recipe.debian_arch("riscv64")
 
 
-def test_the_command_line_of_mmdebstrap() -> None:
-    paths = (Path("/t/root.tar"), Path("/a b/guest"))
+def test_the_command_line_of_mmdebstrap(tmp_path: Path) -> None:
+    guest = tmp_path / "a b" / "guest"
+    shutil.copytree(recipe.GUEST, guest)
+    paths = (Path("/t/root.tar"), guest)
     line = recipe.mmdebstrap_command(*paths, "arm64", "root", may_mount=True)
     assert line[:5] == [
         "mmdebstrap",
@@ -55,7 +57,7 @@ def test_the_command_line_of_mmdebstrap() -> None:
     assert "--architectures=arm64" in line
     assert "--dpkgopt=path-exclude=/usr/share/man/*" in line
     assert "--dpkgopt=path-include=/usr/share/doc/rdma-core/tests/*" in line
-    assert "--setup-hook=sh '/a b/guest/hook-setup.sh' \"$1\"" in line
+    assert f"--setup-hook=sh '{guest}/hook-setup.sh' \"$1\"" in line
     assert [word for word in line if word.startswith("--skip")] == ["--skip=chroot/mount/sys"]
     line = recipe.mmdebstrap_command(*paths, "arm64", "root", may_mount=False)
     assert [word for word in line if word.startswith("--skip")] == ["--skip=chroot/mount"]

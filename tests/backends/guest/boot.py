@@ -1,0 +1,249 @@
+"""Process 1 of the test machine: mounts, network, dockerd, and a server that runs commands.
+
+It stands where the guest image has the labs' own boot.py (see rdmalab/guest/initrd-init), in the
+same root with a Docker engine added. No systemd: what a service manager would do is in this file.
+
+A command is one TCP connection on port 7000, which QEMU forwards: a line of JSON comes in (token,
+argv, cwd, env), frames go out (a letter, a length, bytes): "o" standard output, "e" standard error,
+at last "x" with the exit code. Who hangs up ends his command.
+"""
+
+import hmac
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ADDRESS, PREFIX, PORT = "192.168.76.15", 24, 7000
+DOCKERD_S = 90.0
+DOCKER_LOG = Path("/var/log/dockerd.log")
+PLAN = json.loads(Path("/opt/rdmalab/plan.json").read_text())
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "PYTHONPATH": "/checkout:/opt/site",
+    "PYTHONPYCACHEPREFIX": "/var/cache/python",
+    "JUPYTER_PATH": "/opt/site/share/jupyter",
+    "RDMALAB_CACHE_DIR": "/var/cache/rdmalab",
+    "RDMALAB_RUNTIME_DIR": "/run/rdmalab",
+}
+MODULES = ("loop", "rdma_rxe", "rdma_ucm", "ib_umad", "veth", "bridge", "br_netfilter")
+
+
+def say(text: str) -> None:
+    """One line on the console, which the tests keep as a log."""
+    print(f"test-machine {time.monotonic():7.2f}  {text}", file=sys.stderr, flush=True)
+
+
+def sh(script: str) -> None:
+    """Run a few lines of shell; the first that fails ends the machine."""
+    subprocess.run(["sh", "-euc", script], check=True, stdin=subprocess.DEVNULL)
+
+
+# ---------------------------------------------------------------- setting up
+
+
+def set_up() -> None:
+    """Mounts, names, network and kernel modules."""
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
+    sh("""
+        mkdir -p /dev/pts /dev/shm /checkout /opt/site /var/lib/docker /root
+        mount -t devpts -o ptmxmode=0666 devpts /dev/pts
+        mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+        mount -t tmpfs -o mode=755 tmpfs /run
+        mount -t cgroup2 cgroup2 /sys/fs/cgroup
+        ln -sf /proc/self/fd /dev/fd
+        hostname testmachine
+        echo "127.0.0.1 localhost testmachine" > /etc/hosts
+        ln -sf python3 /usr/bin/python
+        printf '#!/bin/sh\\nexec python3 -m rdmalab "$@"\\n' > /usr/local/bin/rdmalab
+        chmod 755 /usr/local/bin/rdmalab
+    """)
+    sh(f"""
+        modprobe -a virtio_net {" ".join(MODULES)}
+        ip link set lo up
+        ip address add {ADDRESS}/{PREFIX} dev eth0
+        ip link set eth0 up
+        mount -t erofs -o ro /dev/vdb /opt/site
+        mkfs.ext4 -q -F -O ^has_journal /dev/vdc
+        mount -t ext4 /dev/vdc /var/lib/docker
+        mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=mmap,msize=262144 checkout /checkout
+    """)
+    lend_image()
+
+
+def lend_image() -> None:
+    """This machine's guest image, under the id that the checkout's recipe has."""
+    if not PLAN["image"]:
+        return
+    folder = Path(ENVIRONMENT["RDMALAB_CACHE_DIR"], "images", PLAN["image"])
+    folder.mkdir(parents=True)
+    sh("""
+        mkdir /lent
+        mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=262144 image /lent
+    """)
+    for file in Path("/lent").iterdir():
+        if file.name != "verified.json":
+            (folder / file.name).symlink_to(file)
+
+
+def start_docker() -> None:
+    """Start dockerd and wait until it answers. Raises RuntimeError with the end of its log."""
+    with open(DOCKER_LOG, "wb") as log:
+        daemon = subprocess.Popen(
+            ["dockerd", "--storage-driver=overlay2"], stdout=log, stderr=log, start_new_session=True
+        )
+    end = time.monotonic() + DOCKERD_S
+    while True:
+        with socket.socket(socket.AF_UNIX) as sock:
+            try:
+                sock.connect("/run/docker.sock")
+                sock.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+                sock.settimeout(5)
+                if b"200 OK" in sock.recv(4096):
+                    return
+            except OSError:
+                pass
+        if daemon.poll() is not None or time.monotonic() > end:
+            tail = DOCKER_LOG.read_text(errors="replace").splitlines()[-6:]
+            raise RuntimeError("dockerd does not answer: " + " | ".join(tail))
+        time.sleep(0.1)
+
+
+def start_processors() -> None:
+    """Bring up the processors that waited until the kernel has patched its busiest code.
+
+    By now the Docker engine has used it for the first time. See rdmalab/hostside/processors.py.
+    """
+    for switch in sorted(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/online")):
+        if switch.read_text().strip() == "0":
+            switch.write_text("1")
+
+
+def report(event: dict[str, object]) -> None:
+    """A line for who started QEMU, on the port that is named for it."""
+    for name in Path("/sys/class/virtio-ports").glob("*/name"):
+        if name.read_text().strip() == "org.rdmalab.boot":
+            with open(f"/dev/{name.parent.name}", "wb", buffering=0) as port:
+                port.write(json.dumps(event).encode() + b"\n")
+
+
+# ---------------------------------------------------------------- running commands
+
+
+def serve(server: socket.socket) -> None:
+    """Each connection is a command, in a thread of its own."""
+    while True:
+        sock, _ = server.accept()
+        threading.Thread(target=answer, args=(sock,), daemon=True).start()
+
+
+def answer(sock: socket.socket) -> None:
+    """Read one order, run it, send what it prints and how it ended."""
+    with sock:
+        sock.settimeout(30)
+        try:
+            order = json.loads(sock.makefile("rb").readline())
+            if hmac.compare_digest(str(order["token"]), PLAN["token"]):
+                sock.settimeout(None)
+                execute(sock, order)
+        except (OSError, ValueError, KeyError) as error:
+            say(f"an order was not carried out: {error!r}")
+
+
+def execute(sock: socket.socket, order: dict[str, object]) -> None:
+    """Run a command in a session of its own, which ends when it has ended or nobody listens."""
+    try:
+        child = subprocess.Popen(
+            order["argv"],
+            cwd=order["cwd"],
+            env={**ENVIRONMENT, **order["env"]},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        send(sock, b"e", f"{order['argv'][0]}: {error.strerror}\n".encode())
+        send(sock, b"x", b"127")
+        return
+    try:
+        pump(sock, child)
+        send(sock, b"x", str(child.returncode).encode())
+    except OSError:  # nobody listens any more
+        os.killpg(child.pid, signal.SIGKILL)
+    finally:
+        child.wait()
+        child.stdout.close()
+        child.stderr.close()
+
+
+def pump(sock: socket.socket, child: subprocess.Popen[bytes]) -> None:
+    """Send on what the child prints until it has ended; OSError when the other end hangs up.
+
+    What it leaves in the background may keep its pipes open; nobody waits for that.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ, b"o")
+        selector.register(child.stderr, selectors.EVENT_READ, b"e")
+        selector.register(sock, selectors.EVENT_READ, None)
+        while True:
+            ended = child.poll() is not None
+            ready = selector.select(timeout=0 if ended else 0.1)
+            for key, _ in ready:
+                data = os.read(key.fd, 65536)
+                if data:
+                    send(sock, key.data, data)
+                elif key.data is None:
+                    raise ConnectionResetError
+                else:
+                    selector.unregister(key.fileobj)
+            if ended and not ready:
+                return
+
+
+def send(sock: socket.socket, kind: bytes, data: bytes) -> None:
+    """One frame."""
+    sock.sendall(struct.pack("!cI", kind, len(data)) + data)
+
+
+# ---------------------------------------------------------------- process 1
+
+
+def run_machine() -> None:
+    """Everything but what only process 1 can do; a child of it."""
+    try:
+        set_up()
+        start_docker()
+        start_processors()
+        server = socket.create_server((ADDRESS, PORT), backlog=64)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        report({"event": "failed", "why": str(error)})
+        raise
+    say("ready")
+    report({"event": "ready"})
+    serve(server)
+
+
+def main() -> None:
+    """Collect whoever ends without a parent; power off when our one child does."""
+    child = os.fork()
+    if child == 0:
+        run_machine()
+        os._exit(1)
+    while os.wait()[0] != child:
+        pass
+    Path("/proc/sysrq-trigger").write_text("o")
+    time.sleep(60)
+
+
+main()
