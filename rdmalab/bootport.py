@@ -21,13 +21,18 @@ from .console import said_in
 from .errors import BackendError
 from .paths import runtime_dir
 
-__all__ = ["BootPort", "GuestPanic", "collect", "launched"]
+__all__ = ["BootPort", "GuestPanic", "adopt", "collect", "launched"]
 
 _children: list[subprocess.Popen[bytes]] = []  # QEMUs of this process, to be collected
 
 
+def adopt(process: subprocess.Popen[bytes]) -> None:
+    """Remember a process that outlives whoever started it, see :func:`collect`."""
+    _children.append(process)
+
+
 def collect() -> None:
-    """Collect QEMUs of this process that have ended, so that none stays a zombie."""
+    """Collect QEMUs (or stewards) of this process that have ended, so that none stays a zombie."""
     _children[:] = [process for process in _children if process.poll() is None]
 
 
@@ -42,6 +47,8 @@ class GuestPanic(BackendError):
 
 class BootPort:
     """The conversation with a guest that is being started, in JSON lines."""
+
+    noun = "guest"
 
     def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], folder: Path) -> None:
         self.sock, self.process, self.folder = sock, process, folder
@@ -81,7 +88,9 @@ class BootPort:
         said = said_in(self.folder)
         where = said.keep(f"start-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         error = GuestPanic if said.panicked else BackendError
-        return error(f"The guest {what}.{said.shown()}{where}", next_step="Then: rdmalab doctor.")
+        return error(
+            f"The {self.noun} {what}.{said.shown()}{where}", next_step="Then: rdmalab doctor."
+        )
 
 
 def environment() -> dict[str, str]:
@@ -115,7 +124,7 @@ def launched(folder: Path, line: list[str], *inherited: int) -> Iterator[BootPor
                 env=environment(),
                 pass_fds=inherited,
             )
-        _children.append(process)
+        adopt(process)
         server.settimeout(0.2)
         sock = accept(server, process, folder)
         with contextlib.closing(sock):

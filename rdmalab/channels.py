@@ -38,7 +38,8 @@ def connect(kernel: dict[str, Any]) -> BlockingKernelClient:
     context.curve_publickey, context.curve_secretkey = zmq.curve_keypair()
     context.curve_serverkey = kernel["curve"].encode()
     client = BlockingKernelClient(context=context)
-    info: dict[str, Any] = {"ip": kernel["ip"], "transport": "tcp", "key": kernel["key"]}
+    transport = kernel.get("transport", "tcp")
+    info: dict[str, Any] = {"ip": kernel["ip"], "transport": transport, "key": kernel["key"]}
     info |= {f"{name}_port": port for name, port in kernel["ports"].items()}
     client.load_connection_info(info)  # type: ignore[arg-type] # a TypedDict of these very keys
     client.start_channels(shell=True, iopub=True, stdin=False, hb=False, control=False)

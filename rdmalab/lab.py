@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from . import desk as desks
-from . import microvm, state
+from . import dockerhosts, localhosts, microvm, state
 from .capture import Capture
 from .errors import BackendError, MachineError, UsageError
 from .faults import Fault
@@ -32,7 +32,12 @@ from .topology import DEFAULT_HOSTS, DEFAULT_LAB, DESK, HOST_MEMORY_MIB, check_l
 __all__ = ["BACKENDS", "Host", "Lab", "default_lab", "down", "known", "labs", "running", "up"]
 
 # Name to a module with start, stop, runs and OTHER_HOSTS.
-BACKENDS: dict[str, ModuleType] = {"vm": microvm, desks.NAME: desks}
+BACKENDS: dict[str, ModuleType] = {
+    "vm": microvm,
+    "docker": dockerhosts,
+    "local": localhosts,
+    desks.NAME: desks,
+}
 _open: dict[str, Lab] = {}  # this process's connections, by lab id
 
 
@@ -230,7 +235,8 @@ def down(lab: str | None = None) -> bool:
     if opened is not None:
         opened.close()
     with state.locked(lab, say, deadline_s=60):
-        return microvm.stop(lab)
+        ended = [backend.stop(lab) for backend in (dockerhosts, localhosts, microvm)]
+        return any(ended)
 
 
 def labs() -> Iterator[LabState]:

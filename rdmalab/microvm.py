@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from .cpio import write_cpio
 from .errors import BackendError
 from .image import GuestImage, Step, build_image, find_image
 from .paths import runtime_dir
-from .state import LabState, lab_folder, process_started, write
+from .state import LabState, discard, lab_folder, process_started, write
 from .topology import DESK, HostPlan, mac_addresses
 
 __all__ = ["OTHER_HOSTS", "guests", "runs", "start", "stop"]
@@ -32,7 +31,6 @@ CONTROL_PORT = 7000
 LOOPBACK = "127.0.0.1"
 BASE_RAM_MIB = 320
 DESK_RAM_MIB = 112  # for what the desk's kernels share, beside their own
-REMOVE_S = 2.0
 BOOT_TRIES = 3
 BOOT_S = {"tcg": 420.0, "kvm": 40.0}  # until the kernels are parked
 THAW_S = {"tcg": 60.0, "kvm": 20.0}  # from -incoming until the kernels answer
@@ -86,10 +84,7 @@ def stop(lab: str) -> bool:
     for pid in strays(lab):
         ended = qmp.end_process(pid, lambda pid: pid in strays(lab)) or ended
     collect()
-    there = folder.exists()
-    end = time.monotonic() + REMOVE_S
-    while folder.exists() and time.monotonic() < end:  # what is ending may still write a last file
-        shutil.rmtree(folder, ignore_errors=True)
+    there = discard(lab)
     snapshot.sweep()
     return ended or there
 

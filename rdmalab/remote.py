@@ -27,6 +27,12 @@ Frame = tuple[dict[str, Any], bytes]
 SLICE_S = 0.25  # how often a wait looks whether the lab is still there
 
 
+def url(way: dict[str, Any]) -> str:
+    """A ZeroMQ address from ip, port and, where it is a Unix socket, ``transport``: as Jupyter."""
+    form = "ipc://{ip}-{port}" if way.get("transport") == "ipc" else "tcp://{ip}:{port}"
+    return form.format(**way)
+
+
 def lab_gone(state: LabState) -> LabGone:
     """The error for a lab whose process ended; with the reason if its machine has told one.
 
@@ -35,8 +41,9 @@ def lab_gone(state: LabState) -> LabGone:
     said = said_in(lab_folder(state.lab))
     told = said.panicked or said.qemu
     words = said.shown() + said.keep(f"gone-{state.lab}-{state.pid}") if told else ""
+    process = "virtual machine" if state.backend == "vm" else "steward"
     return LabGone(
-        f"The lab {state.lab!r} is gone: its virtual machine (pid {state.pid}) has ended.{words}",
+        f"The lab {state.lab!r} is gone: its {process} (pid {state.pid}) has ended.{words}",
         next_step="`rdmalab up`, or lab = rdmalab.up() in a notebook, starts the hosts afresh.",
     )
 
@@ -193,7 +200,7 @@ class Remote:
         wire.curve_serverkey = self.state.control["curve"].encode()
         wire.setsockopt(zmq.LINGER, 0)
         wire.setsockopt(zmq.RCVHWM, 0)
-        wire.connect("tcp://{ip}:{port}".format(**self.state.control))
+        wire.connect(url(self.state.control))
         todo = self._context.socket(zmq.PAIR)
         todo.connect("inproc://out")
         ready.set()

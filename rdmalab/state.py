@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,16 @@ from .errors import BackendError
 from .paths import SOCKET_PATH_MAX, runtime_dir
 from .topology import LAB_ID, check_lab_id
 
-__all__ = ["LabState", "lab_folder", "lab_ids", "locked", "process_started", "read", "write"]
+__all__ = [
+    "LabState",
+    "discard",
+    "lab_folder",
+    "lab_ids",
+    "locked",
+    "process_started",
+    "read",
+    "write",
+]
 
 
 @dataclass(frozen=True)
@@ -125,6 +135,19 @@ def write(state: LabState) -> None:
     part.touch(mode=0o600)
     part.write_text(json.dumps(asdict(state)))
     part.replace(file)
+
+
+def discard(lab: str, deadline_s: float = 2.0) -> bool:
+    """Remove the lab's folder, however full; True if there was one.
+
+    What is ending may still write a last file, so this is tried for a while.
+    """
+    folder = lab_folder(lab)
+    there = folder.exists()
+    end = time.monotonic() + deadline_s
+    while folder.exists() and time.monotonic() < end:
+        shutil.rmtree(folder, ignore_errors=True)
+    return there
 
 
 @contextlib.contextmanager

@@ -39,7 +39,8 @@ ORDER: dict[str, tuple[str, ...]] = {
         # what hosts boot from
         "recipe manifest leash builder shelf image",
         # where hosts live
-        "state desk console qemu qmp snapshot bootport overlay microvm remote containers local",
+        "state desk console qemu qmp snapshot bootport overlay microvm remote",
+        "stewards dockerengine dockerimage dockerhosts localhosts",
         # what a notebook talks to
         "outputs channels verdicts kernels jobs faults",
         "opcodes packets pcap decoder anatomy sequence ladder tap capture",
@@ -52,21 +53,23 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "rdmalab.doctor": (
         "packages machine",
-        "kvm devices software installer",
+        "kvm devices ports software installer",
         "__init__ __main__",
     ),
     "rdmalab.hostside": (
         "__init__ values errands",  # `here`: in the guest this package is named rdmalab
         # a check, run beside hostile code
         "checkcode paper pristine recovery honesty process trial judge",
-        "processors network cgroup deskseat container hostkernel hostinit",
+        "processors network cgroup deskseat container doorway hostkernel lodging hostinit",
         # RDMA itself, what learners import: data; pieces; a whole end of a connection
         "qpstate statuses mishaps card ledger refusals reasons",
         "orphans guards memory bringup orders arrivals explanation",
         "connection verbs",
         "qpcall qpmove inventory answers",  # what the notebook's pictures and tables show and do
         "tools rounds percentiles measure",  # how long a message takes
+        "proof",  # whether one gets through at all
         "hostlink nursery commands control agent boot",
+        "keeper lodger steward",  # where hosts run on this machine's own kernel
     ),
     "rdmalab.view": (
         "asking theme quantity picture axes",
@@ -103,6 +106,7 @@ BROUGHT_BY = {
     "IPython": "ipykernel",
     "nbconvert": "nbgrader",
     "nbformat": "nbclient",
+    "requests": "docker",
     "tornado": "jupyterlab",
     "traitlets": "ipykernel",
     "zmq": "pyzmq",

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 __all__ = ["HERE_FILE", "Here", "gid_row", "here"]
 
-HERE_FILE = "/run/rdmalab/here.json"
+HERE_FILE = os.environ.get("RDMALAB_HERE", "/run/rdmalab/here.json")
 SYS_INFINIBAND = Path("/sys/class/infiniband")
 
 

@@ -17,7 +17,6 @@ import fcntl
 import importlib
 import json
 import os
-import secrets
 import select
 import signal
 import socket
@@ -30,7 +29,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from . import network
-from .hostlink import CHANNELS, CONTROL_PORT, DESK_PORT, GUEST_ADDRESS, HostLink, listen, say
+from .hostlink import (
+    CHANNELS,
+    CONTROL_PORT,
+    DESK_PORT,
+    GUEST_ADDRESS,
+    HostFailed,
+    HostLink,
+    fresh_keys,
+    listen,
+    say,
+)
 from .network import HostSpec
 
 __all__ = ["Agent", "main"]
@@ -40,6 +49,7 @@ MODULES = ("virtio_net", "veth", "bridge", "ib_uverbs", "rdma_rxe", "rdma_ucm")
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 BOOT_DEADLINE_S = 480.0  # longer than any controller waits
 TELL_MS = 5000
+READY_S = 30
 PARK_S = 240  # for one host's kernel to be parked, once the nursery is ready
 PARKED_DEADLINE_S = 120.0  # a guest that nobody thaws in this time powers itself off
 
@@ -92,20 +102,6 @@ def reseed(seed: bytes) -> None:
         fcntl.ioctl(device, RNDRESEEDCRNG)
 
 
-def fresh_keys() -> dict[str, str]:
-    """Keys, and a seed for random numbers, for one kernel."""
-    import zmq
-
-    public, secret = zmq.curve_keypair()
-    return {
-        "key": secrets.token_hex(32),
-        "session": secrets.token_hex(16),
-        "curve_publickey": public.decode(),
-        "curve_secretkey": secret.decode(),
-        "seed": base64.b64encode(os.urandom(32)).decode(),
-    }
-
-
 class Agent:
     """Process 1 once the guest is set up. ``boot`` builds the hosts, ``serve`` never returns."""
 
@@ -135,9 +131,8 @@ class Agent:
             self.desk = self.order_host(nursery_sock, len(self.specs), self.desk_spec)
         for link in self.hosts.values():
             link.mtu = network.active_mtu(link.spec.device)
-            self.wait_parked(link)
-        if self.desk:
-            self.wait_parked(self.desk)
+        for link in self.links().values():
+            link.wait("parked", PARK_S)
         nursery_sock.close()
         say("kernels are parked")
 
@@ -152,17 +147,6 @@ class Agent:
         theirs.close()
         return HostLink(spec, index, ours, listeners)
 
-    def wait_parked(self, link: HostLink) -> None:
-        """Follow one host until its kernel waits for keys."""
-        link.sock.settimeout(PARK_S)
-        while link.state != "parked":
-            data = link.sock.recv(65536)
-            event = json.loads(data) if data else {"event": "failed", "detail": "host init is gone"}
-            if event["event"] in ("failed", "died"):
-                power_off(f"host {link.spec.name}: {event}")
-            link.state = event["event"]
-        link.sock.settimeout(None)
-
     def thaw(self, order: dict[str, Any]) -> dict[str, Any]:
         """Take the lab's identity, time and randomness; open the kernels with fresh keys.
 
@@ -175,38 +159,21 @@ class Agent:
         self.doors["owner"] = zmq.curve_keypair()
         reply: dict[str, Any] = {"event": "ready", "port": CONTROL_PORT}
         reply["curve"] = self.doors["owner"][0].decode()
+        peers = {spec.name: spec.ip for spec in self.specs}
         for link in self.hosts.values():
-            self.introduce(link, order)
+            link.introduce(order["lab"], peers, order["macs"][link.spec.name])
         reply["hosts"] = [self.facts(link, order) for link in self.hosts.values()]
         if self.desk:
             self.doors["desk"] = zmq.curve_keypair()
             self.introduce_desk(self.desk, reply["hosts"], order)
             reply["desk"] = {"name": self.desk.spec.name, "kernel": self.kernel(self.desk)}
         for link in self.links().values():
-            self.wait_ready(link)
+            link.wait("ready", READY_S)
         return reply
 
     def links(self) -> dict[str, HostLink]:
         """All containers by name: the hosts and, if there is one, the desk."""
         return {**self.hosts, **({self.desk.spec.name: self.desk} if self.desk else {})}
-
-    def introduce(self, link: HostLink, order: dict[str, Any]) -> None:
-        """Tell one host who it is and give its kernel keys of its own."""
-        spec = link.spec
-        link.keys = fresh_keys()
-        link.here = {
-            "lab": order["lab"],
-            "name": spec.name,
-            "ip": spec.ip,
-            "device": spec.device,
-            "port": 1,
-            "gid": f"::ffff:{spec.ip}",
-            "mtu": link.mtu,
-            "peers": {other.name: other.ip for other in self.specs},
-        }
-        mac = order["macs"][spec.name]
-        message = {"op": "kernel", "keys": link.keys, "here": link.here, "mac": mac}
-        link.sock.send(json.dumps(message).encode())
 
     def introduce_desk(
         self, link: HostLink, hosts: list[dict[str, Any]], order: dict[str, Any]
@@ -220,25 +187,14 @@ class Agent:
 
     def facts(self, link: HostLink, order: dict[str, Any]) -> dict[str, Any]:
         """What a controller must know of one host."""
-        facts = {key: link.here[key] for key in ("name", "ip", "device", "gid", "mtu")}
-        facts["gid_index"] = network.find_gid(link.spec.device, link.spec.ip)
-        return {**facts, "mac": order["macs"][link.spec.name], "kernel": self.kernel(link)}
+        row = network.find_gid(link.spec.device, link.spec.ip)
+        mac = order["macs"][link.spec.name]
+        return {**link.facts(), "gid_index": row, "mac": mac, "kernel": self.kernel(link)}
 
     def kernel(self, link: HostLink) -> dict[str, Any]:
         """How to reach a kernel and how to speak with it."""
         ports = {name: sock.getsockname()[1] for name, sock in link.listeners.items()}
-        keys = {"key": link.keys["key"], "curve": link.keys["curve_publickey"]}
-        return {**keys, "ip": GUEST_ADDRESS, "ports": ports}
-
-    def wait_ready(self, link: HostLink) -> None:
-        """Follow one host until its kernel serves."""
-        link.sock.settimeout(30)
-        while link.state != "ready":
-            event = json.loads(link.sock.recv(65536))
-            if event["event"] in ("failed", "died"):
-                power_off(f"host {link.spec.name}: {event}")
-            link.state = event["event"]
-        link.sock.settimeout(None)
+        return {**link.secrets(), "ip": GUEST_ADDRESS, "ports": ports}
 
 
 def converse(agent: Agent) -> None:
@@ -286,6 +242,8 @@ def main(nursery_sock: socket.socket) -> NoReturn:
 
         doors = [Door(keys, is_desks=whose == "desk") for whose, keys in agent.doors.items()]
         ControlServer(agent.links(), doors).serve()
+    except HostFailed as failed:
+        power_off(str(failed))
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     subprocess.run(["dmesg"], check=False, timeout=10)

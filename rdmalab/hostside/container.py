@@ -20,18 +20,19 @@ from typing import Any
 
 from . import HERE_FILE, Here, deskseat
 from .cgroup import Cgroup
-from .network import HostSpec, uverbs_node
+from .network import HostSpec, enter_network, uverbs_node
 
 __all__ = [
     "LEARNER_UID",
+    "MEMLOCK_BYTES",
+    "Container",
+    "environment",
     "leave_console",
     "listen_again",
-    "lower_rights",
     "mount",
     "name_process",
-    "set_up",
     "stay_in_memory",
-    "take_identity",
+    "write_here",
 ]
 
 LEARNER_UID = 1000
@@ -46,6 +47,46 @@ PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, PR_SET_NAME = 38, 24, 15
 SIOCSIFHWADDR, ARPHRD_ETHER = 0x8924, 1
 KEEP_FOR_ROOT = {12, 13, 14, 19}  # capabilities(7): NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE
 libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Container:
+    """A host's place in the guest, with the guest's means: namespaces and a control group.
+
+    Making one puts the calling process into the host's network and group, and unshares the rest;
+    its next child is process 1 there.
+    """
+
+    def __init__(self, spec: HostSpec) -> None:
+        self.spec = spec
+        enter_network(spec)
+        self.cgroup = Cgroup(spec)
+        flags = os.CLONE_NEWPID | os.CLONE_NEWNS | os.CLONE_NEWUTS | os.CLONE_NEWIPC
+        os.unshare(flags | os.CLONE_NEWCGROUP)
+
+    def set_up(self) -> dict[str, Any]:
+        """Make this a machine of its own. Returns what there is to be told of it: nothing."""
+        set_up(self.spec)
+        return {}
+
+    def take_identity(self, here: dict[str, Any], mac: str) -> None:
+        """See :func:`take_identity`."""
+        take_identity(here, mac)
+
+    def lower_rights(self, leaf: str, *, root: bool = False) -> None:
+        """See :func:`lower_rights`."""
+        lower_rights(self.spec, self.cgroup, leaf, root=root)
+
+    def oom_kills(self) -> int:
+        """How often a process of this host has been killed for want of memory."""
+        return self.cgroup.oom_kills()
+
+    def kill(self, leaf: str) -> None:
+        """End all processes of ``kernel``, of ``exec`` or (``.``) of both."""
+        self.cgroup.kill(leaf)
+
+    def empty(self, leaf: str) -> bool:
+        """Whether none is left there."""
+        return self.cgroup.empty(leaf)
 
 
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
@@ -162,6 +203,11 @@ def take_identity(here: dict[str, Any], mac: str) -> None:
     request = struct.pack("16sH6s8x", b"eth0", ARPHRD_ETHER, bytes.fromhex(mac.replace(":", "")))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         fcntl.ioctl(sock, SIOCSIFHWADDR, request)
+    write_here(here)
+
+
+def write_here(here: dict[str, Any]) -> None:
+    """Write down this host's facts, where ``rdmalab.here`` reads them."""
     os.makedirs(os.path.dirname(HERE_FILE), exist_ok=True)
     Path(HERE_FILE).write_text(json.dumps(asdict(Here(**here))))
 

@@ -16,15 +16,16 @@ door of its own, with a key of its own: what it asks for is about hosts, and nev
 from __future__ import annotations
 
 import json
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import zmq
 
-from . import errands, network
+from . import doorway, errands, network
 from .commands import Client, Commands
-from .hostlink import CONTROL_PORT, DESK_PORT, GUEST_ADDRESS, HostLink, listen, say
+from .hostlink import CONTROL_PORT, DESK_PORT, HostLink, listen, say
 
 __all__ = ["ControlServer", "Door"]
 
@@ -35,24 +36,26 @@ DESK_REQUEST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Door:
-    """One way in. ``curve``: its public and secret key; who knows the public one may knock."""
+    """One way in. ``curve``: its public and secret key; who knows the public one may knock.
+
+    ``listener``: a listening socket, if it is not the guest's usual one.
+    """
 
     curve: tuple[bytes, bytes]
     is_desks: bool = False
+    listener: socket.socket | None = None
 
     def open(self) -> zmq.Socket[bytes]:
         """The socket behind it, listening."""
         port = DESK_PORT if self.is_desks else CONTROL_PORT
+        listener = self.listener or listen(port)
         router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        router.curve_server = True
-        router.curve_publickey, router.curve_secretkey = self.curve
-        router.setsockopt(zmq.USE_FD, listen(port).detach())
         router.setsockopt(zmq.SNDHWM, 0)  # nothing is dropped; WINDOW bounds what waits
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to one that is gone: an error
         if self.is_desks:
             router.setsockopt(zmq.MAXMSGSIZE, DESK_REQUEST_BYTES)
-        router.bind(f"tcp://{GUEST_ADDRESS}:{port}")
+        doorway.bind(router, listener.detach(), *self.curve)
         return router
 
 
@@ -155,6 +158,10 @@ class ControlServer:
         self.waiting[link.spec.name].append((client, request["id"]))
         link.sock.send(b'{"op": "restart"}')
 
+    def inside(self, argv: list[str], host: str | None) -> list[str]:
+        """A command line as it is run with the rights over a host's network (None: the wire)."""
+        return errands.inside(argv, host)
+
     def op_exec(self, client: Client, request: dict[str, Any]) -> None:
         """A command on a host, as its ordinary user or (``root``) as its administrator."""
         link, root = self.hosts[request["host"]], bool(request.get("root"))
@@ -163,11 +170,12 @@ class ControlServer:
     def op_errand(self, client: Client, request: dict[str, Any]) -> None:
         """A fault or a capture on a host's link, in the errand's own words."""
         host = self.hosts[request["host"]].spec.name
-        self.commands.in_guest(client, request["id"], errands.line(request["argv"], host))
+        line = errands.line(request["argv"], host, self.inside)
+        self.commands.in_guest(client, request["id"], line)
 
     def op_root(self, client: Client, request: dict[str, Any]) -> None:
         """A command with the guest's rights, in a host's network namespace if ``host`` is given."""
-        argv = errands.inside(request["argv"], request.get("host"))
+        argv = self.inside(request["argv"], request.get("host"))
         self.commands.in_guest(client, request["id"], argv)
 
     def op_signal(self, client: Client, request: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 
 __all__ = ["FORMS", "capture_line", "fault_plan", "line", "settings_in"]
 
@@ -25,10 +26,18 @@ BUFFER_KIB = 8192  # of the guest kernel's memory, for what tcpdump has not read
 Settings = dict[str, str | bool]
 
 
-def line(words: list[str], host: str) -> list[str]:
+def inside(argv: list[str], netns: str | None) -> list[str]:
+    """A command as it is run in a host's network namespace (None: in the guest's)."""
+    return ["ip", "netns", "exec", netns, *argv] if netns else argv
+
+
+def line(
+    words: list[str], host: str, inside: Callable[[list[str], str | None], list[str]] = inside
+) -> list[str]:
     """The command line for ``["fault", "loss=5%"]`` or ``["capture", "10000", "4352"]``.
 
-    ``host`` must be a host's name; the caller knows which there are. Raises ``ValueError``.
+    ``host`` must be a host's name; the caller knows which there are. ``inside`` makes of a command
+    one that runs in a host's network. Raises ``ValueError``.
     """
     match words:
         case ["fault", *rest]:
@@ -37,11 +46,6 @@ def line(words: list[str], host: str) -> list[str]:
         case ["capture", max_packets, snaplen]:
             return inside(capture_line(int(max_packets), int(snaplen)), host)
     raise ValueError(f"there is no errand {shlex.join(words)!r}")
-
-
-def inside(argv: list[str], netns: str | None) -> list[str]:
-    """A command as it is run in a host's network namespace (None: in the guest's)."""
-    return ["ip", "netns", "exec", netns, *argv] if netns else argv
 
 
 def settings_in(words: list[str]) -> Settings:

@@ -28,16 +28,9 @@ import traceback
 from typing import Any, NoReturn
 
 from . import hostkernel
-from .cgroup import Cgroup
-from .container import (
-    leave_console,
-    listen_again,
-    lower_rights,
-    name_process,
-    set_up,
-    take_identity,
-)
-from .network import HostSpec, enter_network
+from .container import Container, leave_console, listen_again, name_process
+from .lodging import Lodging
+from .network import HostSpec
 
 __all__ = ["HostInit", "become"]
 
@@ -56,17 +49,9 @@ def become(spec: HostSpec, agent: socket.socket, listeners: dict[str, socket.soc
         os.waitpid(middle, 0)
         return
     try:
-        enter_network(spec)
-        cgroup = Cgroup(spec)
-        os.unshare(
-            os.CLONE_NEWPID
-            | os.CLONE_NEWNS
-            | os.CLONE_NEWUTS
-            | os.CLONE_NEWIPC
-            | os.CLONE_NEWCGROUP
-        )
+        house = Container(spec)
         if os.fork() == 0:
-            HostInit(spec, agent, listeners, cgroup).main()
+            HostInit(spec, agent, listeners, house).main()
     except BaseException:
         fail(agent, traceback.format_exc())
     os._exit(0)
@@ -86,9 +71,9 @@ class HostInit:
         spec: HostSpec,
         agent: socket.socket,
         listeners: dict[str, socket.socket],
-        cgroup: Cgroup,
+        house: Container | Lodging,
     ) -> None:
-        self.spec, self.agent, self.listeners, self.cgroup = spec, agent, listeners, cgroup
+        self.spec, self.agent, self.listeners, self.house = spec, agent, listeners, house
         self.wake_r, self.wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.kernel_pid = 0
         self.kernel_channel: socket.socket | None = None
@@ -105,8 +90,7 @@ class HostInit:
             signal.signal(signal.SIGCHLD, lambda *_: None)
             signal.set_wakeup_fd(self.wake_w)
             name_process("init")
-            set_up(self.spec)
-            self.tell("up")
+            self.tell("up", **self.house.set_up())
             self.start_kernel()
             while True:
                 self.step()
@@ -132,7 +116,7 @@ class HostInit:
                 self.forget()
                 leave_console()
                 name_process("kernel")
-                lower_rights(self.spec, self.cgroup, "kernel")
+                self.house.lower_rights("kernel")
                 fds = {name: sock.fileno() for name, sock in self.listeners.items()}
                 hostkernel.serve(theirs, fds, is_desk=self.spec.is_desk)
             except BaseException:
@@ -140,7 +124,7 @@ class HostInit:
             os._exit(70)
         theirs.close()
         self.kernel_pid, self.kernel_channel, self.kernel_state = pid, ours, "starting"
-        self.oom_kills = self.cgroup.oom_kills()
+        self.oom_kills = self.house.oom_kills()
 
     def forget(self) -> None:
         """Close what a learner's process shall not have: the ways to the agent and to this one."""
@@ -156,7 +140,7 @@ class HostInit:
                 null = os.open("/dev/null", os.O_RDONLY)
                 for target, fd in enumerate([null, *fds]):
                     os.dup2(fd, target)
-                lower_rights(self.spec, self.cgroup, "exec", root=bool(message.get("root")))
+                self.house.lower_rights("exec", root=bool(message.get("root")))
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.closerange(3, 1024)
                 os.execvpe(message["argv"][0], message["argv"], os.environ)
@@ -171,12 +155,12 @@ class HostInit:
         self.running[pid] = message["id"]
 
     def kill_all(self, folder: str, deadline_s: float = 5.0) -> None:
-        """End every process in a cgroup below ``user``, fork bombs included; bounded in time."""
-        self.cgroup.kill(folder)
+        """End every process of learners on this host, fork bombs included; bounded in time."""
+        self.house.kill(folder)
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
             self.reap()
-            if self.cgroup.empty(folder):
+            if self.house.empty(folder):
                 return
             time.sleep(0.005)
 
@@ -224,12 +208,13 @@ class HostInit:
         """One request of the agent."""
         data, fds, _, _ = socket.recv_fds(self.agent, 65536, 2)
         if not data:
+            self.house.kill(".")
             os._exit(0)
         message = json.loads(data)
         op = message["op"]
         if op == "kernel":
             if not self.spec.is_desk:
-                take_identity(message["here"], message["mac"])
+                self.house.take_identity(message["here"], message["mac"])
             self.keys = message["keys"]
             self.send_keys()
         elif op == "restart":
@@ -288,7 +273,7 @@ class HostInit:
 
     def on_death(self, code: int) -> None:
         """The kernel ended by itself: say so, and have a fresh one unless it keeps dying."""
-        oom = self.cgroup.oom_kills() > self.oom_kills
+        oom = self.house.oom_kills() > self.oom_kills
         self.crashes = self.crashes + 1 if self.kernel_state != "ready" else 0
         again = self.crashes < CRASH_LOOP
         self.tell("died", code=code, oom=oom, again=again)

@@ -30,7 +30,7 @@ from ipykernel.kernelapp import IPKernelApp
 from ipykernel.zmqshell import ZMQInteractiveShell
 from traitlets import Type
 
-from . import deskseat
+from . import deskseat, doorway
 from .values import pack, refusal, unpack
 
 __all__ = ["HostKernel", "HostKernelApp", "appoint_judge", "serve", "warm_up"]
@@ -194,12 +194,9 @@ class HostKernelApp(IPKernelApp):
         """Uncaught errors of the kernel itself go to the guest's console."""
 
     def bind_curve(self, sock: Any, fd: int) -> None:
-        """Bind with CurveZMQ on a listening socket that was made in the guest's namespace."""
-        sock.curve_server = True
-        sock.curve_secretkey = self.keys["curve_secretkey"].encode()
-        sock.curve_publickey = self.keys["curve_publickey"].encode()
-        sock.setsockopt(zmq.USE_FD, fd)
-        sock.bind("tcp://0.0.0.0:1")  # the port is the descriptor's own
+        """Bind with the kernel's keys on a listening socket that was made outside of the host."""
+        public, secret = self.keys["curve_publickey"], self.keys["curve_secretkey"]
+        doorway.bind(sock, fd, public.encode(), secret.encode())
 
     def open_for(self, keys: dict[str, str], fds: dict[str, int]) -> None:
         """Bind all channels with fresh keys. ``fds``: listening sockets by channel."""

@@ -14,8 +14,10 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from . import gid_row
 
@@ -81,12 +83,15 @@ def bridge_plan(mtu: int, ipv6: bool) -> list[str]:
     ]
 
 
-def cable_plan(host: HostSpec, ipv6: bool) -> list[str]:
-    """Lines for ``ip -batch`` in the guest's own namespace: the host's namespace and cable."""
+def cable_plan(host: HostSpec, ipv6: bool, space: str | None = None) -> list[str]:
+    """Lines for ``ip -batch`` in the guest's own namespace: the host's namespace and cable.
+
+    ``space``: the pid of a process in the host's namespace, where there is one already.
+    """
     return [
-        f"netns add {host.name}",
+        *([] if space else [f"netns add {host.name}"]),
         f"link add {host.switch_port} mtu {host.mtu} type veth"
-        f" peer name eth0 mtu {host.mtu} address {host.mac} netns {host.name}",
+        f" peer name eth0 mtu {host.mtu} address {host.mac} netns {space or host.name}",
         *no_address(host.switch_port, ipv6),
         f"link set {host.switch_port} master {BRIDGE} up",
     ]
@@ -102,11 +107,17 @@ def device_plan(host: HostSpec) -> list[str]:
     return [f"link add {host.device} type rxe netdev eth0"]
 
 
-def commands(hosts: list[HostSpec]) -> list[tuple[list[str], list[str], str | None]]:
-    """The whole plan: (command line, batch lines for its standard input, namespace or None)."""
+def commands(
+    hosts: list[HostSpec], spaces: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[list[str], list[str], str | None]]:
+    """The whole plan: (command line, batch lines for its standard input, namespace or None).
+
+    ``spaces``: namespaces that are there already, see :func:`cable_plan`.
+    """
     mtu = max(host.mtu for host in hosts)
     ipv6 = IPV6_ADDRESSES.exists()
-    root = bridge_plan(mtu, ipv6) + [line for host in hosts for line in cable_plan(host, ipv6)]
+    root = bridge_plan(mtu, ipv6)
+    root += [line for host in hosts for line in cable_plan(host, ipv6, spaces.get(host.name))]
     plan: list[tuple[list[str], list[str], str | None]] = [(["ip", "-batch", "-"], root, None)]
     for host in hosts:
         plan.append((["ip", "-batch", "-"], address_plan(host), host.name))
@@ -172,14 +183,14 @@ def uverbs_node(device: str) -> tuple[str, int, int]:
     raise RuntimeError(f"{device} has no uverbs node in {SYS_VERBS}")
 
 
-def find_gid(device: str, ip: str, timeout_s: float = 5.0) -> int:
-    """The index of the GID ``::ffff:IP`` in port 1's table, found by value.
+def find_gid(device: str, ip: str, timeout_s: float = 5.0, port: int = 1) -> int:
+    """The index of the GID ``::ffff:IP`` in a port's table, found by value.
 
     The kernel fills the table after the address has been set, so this waits until the entry is
     there. Raises ``RuntimeError`` after ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
-    while (row := gid_row(device, 1, f"::ffff:{ip}")) is None:
+    while (row := gid_row(device, port, f"::ffff:{ip}")) is None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{device} shows no GID ::ffff:{ip} after {timeout_s} s")
         time.sleep(0.02)

@@ -1,0 +1,43 @@
+"""The first process of a host on this machine's own kernel: a Docker container's, or just one.
+
+    python3 -m rdmalab.lodger '{"spec": {...}, "call": PATH, "home": PATH, "port": 1, "alone": 1}'
+
+It calls the lab's steward at the socket ``call``, is given the listening sockets of its kernel's
+channels, imports what a kernel needs, and is then what every host's first process is
+(:class:`~rdmalab.hostinit.HostInit`). It ends when the steward does.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+import sys
+from typing import NoReturn
+
+from .hostinit import HostInit
+from .hostlink import CHANNELS
+from .lodging import Lodging
+from .network import HostSpec
+from .nursery import preload
+
+__all__ = ["main"]
+
+
+def main(order: str) -> NoReturn:
+    """Become the host that the order tells of."""
+    facts = json.loads(order)
+    spec = HostSpec(**facts["spec"])
+    steward = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    steward.connect(facts["call"])
+    _, fds, _, _ = socket.recv_fds(steward, 64, len(CHANNELS))
+    listeners = {name: socket.socket(fileno=fd) for name, fd in zip(CHANNELS, fds, strict=True)}
+    preload(graded=False)
+    gc.collect()
+    gc.freeze()
+    house = Lodging(spec, facts["home"], facts["port"], facts["alone"])
+    HostInit(spec, steward, listeners, house).main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
