@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -123,12 +124,28 @@ def down(
 def lab_(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     port: Annotated[int, typer.Option(help="JupyterLab's port; a free one from there on.")] = 8888,
+    ip: Annotated[
+        str,
+        typer.Option(help="Where it listens; 0.0.0.0 in a container, whose network is its own."),
+    ] = "127.0.0.1",
     lab: LabOption = None,
 ) -> None:
     """JupyterLab in labs/, with the hosts started in the background."""
     from .notebook import serve
 
-    serve(lab=lab, browser=browser, port=port)
+    serve(lab=lab, browser=browser, ip=ip, port=port)
+
+
+@app.command()
+def labs(
+    folder: Annotated[Path, typer.Argument(help="Made if need be.")],
+) -> None:
+    """Lay the labs into a folder of your own; what you have changed there is kept."""
+    from .notebook import labs_folder
+    from .workfolder import fill
+
+    for sentence in fill(folder, labs_folder()):
+        say(sentence)
 
 
 @app.command()

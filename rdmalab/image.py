@@ -4,6 +4,7 @@
 
     cache_dir()/images/ID/   kernel  initrd  root.erofs  packages.list  image.json  verified.json
                              ID = recipe_id(): what the image should contain, not when it was made
+    shared_dirs()/images/ID/ the same, made by somebody else and only read
 
 >>> image = find_image() or build_image()                               # doctest: +SKIP
 >>> image.kernel, image.initrd, image.root                              # doctest: +SKIP
@@ -32,6 +33,7 @@ from .cpio import write_cpio
 from .doctor.packages import NEEDS, present
 from .errors import ImageError
 from .manifest import FILES, META, REBUILD, GuestImage, complete, meta_from, verify_image
+from .paths import shared_dirs
 from .recipe import ARCHES, Mirror, debian_arch, likely_cause, mirror_in, recipe_id
 from .shelf import images_dir, interruptible, keep_log, locked, publish, require_space, workshop
 
@@ -64,11 +66,12 @@ def find_image(arch: str | None = None) -> GuestImage | None:
     Raises ImageError if it is there but damaged: it must not boot.
     """
     name = debian_arch(arch)
-    image = GuestImage(recipe_id(name), name, images_dir() / recipe_id(name))
-    if not image.folder.is_dir():
-        return None
-    verify_image(image, full=False)
-    return image
+    for shelf in (images_dir(), *(folder / "images" for folder in shared_dirs())):
+        image = GuestImage(recipe_id(name), name, shelf / recipe_id(name))
+        if image.folder.is_dir():
+            verify_image(image, full=False)
+            return image
+    return None
 
 
 def build_image(

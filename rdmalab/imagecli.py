@@ -105,3 +105,18 @@ def export_(file: Path) -> None:
 def import_(file: Path) -> None:
     """Take a guest image from a file that `image export` wrote."""
     report_image(import_image(file), False, "is imported")
+
+
+@image_app.command()
+def share(
+    folder: Annotated[Path, typer.Argument(help="For others, as RDMALAB_SHARED_DIR.")],
+    names: Annotated[list[str] | None, typer.Argument(help="Hosts (default: alice bob).")] = None,
+    pack: Annotated[bool, typer.Option(help="Compress the saved memory, to be sent.")] = True,
+) -> None:
+    """Write the guest image and the saved start of these hosts into a folder for others."""
+    from . import microvm, shared
+    from .topology import DEFAULT_HOSTS, plan
+
+    image, saved = microvm.saved_start(plan(tuple(names or DEFAULT_HOSTS)), say)
+    shared.write(folder, image, saved, pack=pack)
+    print(f"Others start from {folder} when RDMALAB_SHARED_DIR names it.")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import overlay, qemu, qmp, snapshot
+from . import overlay, qemu, qmp, shared, snapshot
 from .bootport import GuestPanic, collect, launched
 from .cpio import write_cpio
 from .errors import BackendError
@@ -24,7 +24,7 @@ from .paths import runtime_dir
 from .state import LabState, discard, lab_folder, process_started, write
 from .topology import DESK, HostPlan, mac_addresses
 
-__all__ = ["OTHER_HOSTS", "guests", "runs", "start", "stop"]
+__all__ = ["OTHER_HOSTS", "guests", "runs", "saved_start", "start", "stop"]
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 CONTROL_PORT = 7000
@@ -50,10 +50,11 @@ def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
     image = ensure_image(say)
     machine = plan_machine(image, hosts)
     files = overlay.files(hosts)
-    key = snapshot.snapshot_key(image.id, overlay.digest(files), machine.describe())
+    key = snapshot_key(image, machine, files)
     try:
         folder = fresh_folder(lab)
         saved, why_not = snapshot.find(key, machine.qemu.banner)
+        saved = saved or shared.find(key, machine.qemu, say)
         if why_not:
             say(f"the saved start of these hosts cannot be used ({why_not}); making a new one")
         restored = saved is not None
@@ -153,6 +154,25 @@ def plan_machine(image: GuestImage, hosts: list[HostPlan]) -> qemu.Machine:
         CONTROL_PORT + 100 + 10 * i + c for i in range(len(hosts)) for c in range(len(CHANNELS))
     ]
     return qemu.Machine(found, accel, qemu.cpus(), ram, tuple(ports))
+
+
+def snapshot_key(image: GuestImage, machine: qemu.Machine, files: dict[str, bytes]) -> str:
+    """The key of the saved start of this machine with these files of ours in it."""
+    return snapshot.snapshot_key(image.id, overlay.digest(files), machine.describe())
+
+
+def saved_start(hosts: list[HostPlan], say: Say) -> tuple[GuestImage, snapshot.Snapshot]:
+    """The image and the saved start of these hosts, proved by a start of a lab of its own."""
+    lab = f"share-{os.getpid()}"
+    start(lab, hosts, say)
+    stop(lab)
+    image = ensure_image(say)
+    machine = plan_machine(image, hosts)
+    key = snapshot_key(image, machine, overlay.files(hosts))
+    saved, why_not = snapshot.find(key, machine.qemu.banner)
+    if saved is None:
+        raise BackendError(f"These hosts' saved start is not in the cache ({why_not or 'gone'}).")
+    return image, saved
 
 
 def fresh_folder(lab: str) -> Path:

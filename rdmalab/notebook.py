@@ -1,4 +1,4 @@
-"""``rdmalab lab``: JupyterLab on 127.0.0.1 in the labs' folder, the hosts coming up beside it."""
+"""``rdmalab lab``: JupyterLab on loopback in the labs' folder, the hosts coming up beside it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def settings_folder() -> Path:
     return folder
 
 
-def server_command(*, browser: bool, port: int) -> list[str]:
-    """JupyterLab's command line: loopback only, a token of its own making, no news pop-up."""
+def server_command(*, browser: bool, ip: str, port: int) -> list[str]:
+    """JupyterLab's command line: a token of its own making, no news pop-up."""
     screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)
     command = [
         sys.executable,
@@ -65,7 +65,7 @@ def server_command(*, browser: bool, port: int) -> list[str]:
         "jupyterlab",
         f"--ServerApp.root_dir={labs_folder().resolve()}",
     ]
-    command += ["--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"]
+    command += [f"--ServerApp.ip={ip}", f"--ServerApp.port={port}"]
     command += ["--ServerApp.port_retries=50", f"--LabApp.app_settings_dir={settings_folder()}"]
     command += [] if browser and screen else ["--no-browser"]
     return command + (["--allow-root"] if os.getuid() == 0 else [])
@@ -86,7 +86,7 @@ def end(process: subprocess.Popen[bytes], signum: int) -> None:
         process.wait()
 
 
-def serve(*, lab: str | None, browser: bool, port: int) -> None:
+def serve(*, lab: str | None, browser: bool, ip: str, port: int) -> None:
     """Run JupyterLab until it ends; the hosts stay up (``rdmalab down`` stops them).
 
     They are started beside it by ``rdmalab up``, a process of its own that can be interrupted. If
@@ -100,7 +100,7 @@ def serve(*, lab: str | None, browser: bool, port: int) -> None:
     hosts = subprocess.Popen(start, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     server = None
     try:
-        command = [*leash(), *server_command(browser=browser, port=port)]
+        command = [*leash(), *server_command(browser=browser, ip=ip, port=port)]
         # In the labs' folder, where nbgrader looks for its settings.
         server = subprocess.Popen(command, env=env, cwd=labs_folder())
         server.wait()

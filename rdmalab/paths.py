@@ -1,7 +1,8 @@
 """Where files live: the cache (survives) and the run-time folder (0700, dies with the login).
 
 Everything that this kit writes outside a checkout is under these two. ``RDMALAB_CACHE_DIR`` and
-``RDMALAB_RUNTIME_DIR`` override them; so do the XDG variables that they follow by default.
+``RDMALAB_RUNTIME_DIR`` override them; so do the XDG variables that they follow by default. What
+somebody else has prepared is only read: ``RDMALAB_SHARED_DIR``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from .errors import MachineError
 
-__all__ = ["SOCKET_PATH_MAX", "cache_dir", "runtime_dir"]
+__all__ = ["SOCKET_PATH_MAX", "cache_dir", "runtime_dir", "shared_dirs"]
 
 WRITABLE = "Set RDMALAB_CACHE_DIR and RDMALAB_RUNTIME_DIR to folders that you can write."
 SOCKET_PATH_MAX = 107  # bytes of a Unix socket's path without the final NUL: sun_path in unix(7)
@@ -47,6 +48,15 @@ def runtime_dir() -> Path:
     if xdg and os.access(xdg, os.W_OK) and len(xdg) < SOCKET_PATH_MAX - 50:
         return _private_dir(Path(xdg) / "rdmalab")
     return _private_dir(Path("/tmp") / f"rdmalab-{os.getuid()}")
+
+
+def shared_dirs() -> list[Path]:
+    """Folders with guest images and saved starts that somebody else made; see ``shared``.
+
+    ``RDMALAB_SHARED_DIR`` names them, with ``:`` between several. They need not exist.
+    """
+    names = os.environ.get("RDMALAB_SHARED_DIR", "").split(os.pathsep)
+    return [Path(name).absolute() for name in names if name]
 
 
 def _home() -> str:

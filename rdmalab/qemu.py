@@ -26,9 +26,19 @@ from .image import GuestImage
 from .leash import leashed
 from .paths import cache_dir
 
-__all__ = ["Accel", "Machine", "Qemu", "choose_accel", "command", "find_qemu", "kvm_verdict"]
+__all__ = [
+    "MAPS_READ_ONLY",
+    "Accel",
+    "Machine",
+    "Qemu",
+    "choose_accel",
+    "command",
+    "find_qemu",
+    "kvm_verdict",
+]
 
 OLDEST = (7, 2)
+MAPS_READ_ONLY = (8, 2)  # a file that may not be written, as memory that may (rom=off)
 KVM_TRIAL_S = 8.0
 PROBE_WORD = "RDMALAB-PROBE-OK"
 # A versioned machine and a named CPU: a snapshot then fits other QEMU versions too.
@@ -200,12 +210,14 @@ def command(
 
     ``ram`` is a file with the guest's memory. The first boot shares it (what the guest writes is
     in the file); a restore maps it privately, so that a start costs no copy and any number of
-    labs can stand on one file.
+    labs can stand on one file, also on one that they may not write.
     """
     share = "off" if restore else "on"
     memory = (
         f"memory-backend-file,id=ram,size={machine.ram_mib}M,mem-path={escape(ram)},share={share}"
     )
+    if restore and os.access(ram, os.R_OK) and not os.access(ram, os.W_OK):
+        memory += ",readonly=on,rom=off"
     net = ["user", "id=net", "restrict=on"]
     net += [f"hostfwd=tcp:127.0.0.1:0-:{port}" for port in machine.guest_ports]
     line = base_command(machine.qemu, machine.accel, machine.cpus)

@@ -142,12 +142,12 @@ def stamp(file: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def make(ram_mib: int) -> Iterator[Snapshot]:
+def make(ram_mib: int, *, sparse: bool = False) -> Iterator[Snapshot]:
     """A folder for a new snapshot with its memory file, removed again unless it is published.
 
     The file's blocks are allocated before a guest boots: a full disk is an error here
     (:class:`MachineError`) and not a boot later. What fails later because the disk has
-    become full meanwhile is that same error.
+    become full meanwhile is that same error. ``sparse``: only looks whether there is room.
     """
     sweep()
     with held():
@@ -155,7 +155,7 @@ def make(ram_mib: int) -> Iterator[Snapshot]:
         lock = os.open(snapshot.folder, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
-        reserve(snapshot.ram, ram_mib << 20)
+        reserve(snapshot.ram, ram_mib << 20, sparse=sparse)
         yield snapshot
     except (OSError, BackendError):
         if shutil.disk_usage(root()).free > FULL_BYTES:
@@ -166,13 +166,14 @@ def make(ram_mib: int) -> Iterator[Snapshot]:
         shutil.rmtree(snapshot.folder, ignore_errors=True)
 
 
-def reserve(file: Path, size: int) -> None:
+def reserve(file: Path, size: int, *, sparse: bool) -> None:
     """Allocate ``size`` bytes for ``file``; :class:`MachineError` if there is no room."""
     if shutil.disk_usage(file.parent).free < size + SPARE_BYTES:
         raise no_room(size, file.parent.parent)
     try:
         with open(file, "wb") as out:
-            os.posix_fallocate(out.fileno(), 0, size)
+            if not sparse:
+                os.posix_fallocate(out.fileno(), 0, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

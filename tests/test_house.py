@@ -39,12 +39,12 @@ ORDER: dict[str, tuple[str, ...]] = {
         # what hosts boot from
         "recipe manifest leash builder shelf image",
         # where hosts live
-        "state desk console qemu qmp snapshot bootport overlay microvm remote",
+        "state desk console qemu qmp snapshot shared bootport overlay microvm remote",
         "stewards dockerengine dockerimage dockerhosts localhosts",
         # what a notebook talks to
         "outputs channels verdicts kernels jobs faults",
         "opcodes packets pcap decoder anatomy sequence ladder tap capture",
-        "hosts lab magics notebook",
+        "hosts lab magics notebook workfolder",
         # pictures
         "view",
         # the other ways in
