@@ -180,6 +180,7 @@ def boot_once(
     initrd.touch(mode=0o600)
     files = {
         "overlay/opt/rdmalab/boot.py": disks.ADDED / "boot.py",
+        "overlay/opt/rdmalab/processors.py": disks.ROOT / "rdmalab/hostside/processors.py",
         "overlay/opt/rdmalab/plan.json": json.dumps(plan).encode(),
     }
     initrd.write_bytes((made / "initrd").read_bytes() + write_cpio(files))

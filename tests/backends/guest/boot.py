@@ -21,6 +21,9 @@ import threading
 import time
 from pathlib import Path
 
+sys.path.insert(0, "/opt/rdmalab")
+from processors import start_all  # rdmalab/hostside/processors.py
+
 ADDRESS, PREFIX, PORT = "192.168.76.15", 24, 7000
 DOCKERD_S = 90.0
 DOCKER_LOG = Path("/var/log/dockerd.log")
@@ -60,7 +63,6 @@ def set_up() -> None:
         mount -t devpts -o ptmxmode=0666 devpts /dev/pts
         mount -t tmpfs -o mode=1777 tmpfs /dev/shm
         mount -t tmpfs -o mode=755 tmpfs /run
-        mount -t cgroup2 cgroup2 /sys/fs/cgroup
         ln -sf /proc/self/fd /dev/fd
         hostname testmachine
         echo "127.0.0.1 localhost testmachine" > /etc/hosts
@@ -117,16 +119,6 @@ def start_docker() -> None:
             tail = DOCKER_LOG.read_text(errors="replace").splitlines()[-6:]
             raise RuntimeError("dockerd does not answer: " + " | ".join(tail))
         time.sleep(0.1)
-
-
-def start_processors() -> None:
-    """Bring up the processors that waited until the kernel has patched its busiest code.
-
-    By now the Docker engine has used it for the first time. See rdmalab/hostside/processors.py.
-    """
-    for switch in sorted(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/online")):
-        if switch.read_text().strip() == "0":
-            switch.write_text("1")
 
 
 def report(event: dict[str, object]) -> None:
@@ -223,8 +215,8 @@ def run_machine() -> None:
     """Everything but what only process 1 can do; a child of it."""
     try:
         set_up()
+        start_all()
         start_docker()
-        start_processors()
         server = socket.create_server((ADDRESS, PORT), backlog=64)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         report({"event": "failed", "why": str(error)})
