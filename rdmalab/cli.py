@@ -123,7 +123,10 @@ def down(
 @app.command("lab")
 def lab_(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
-    port: Annotated[int, typer.Option(help="JupyterLab's port; a free one from there on.")] = 8888,
+    port: Annotated[
+        int,
+        typer.Option(help="JupyterLab's port; a free one from there on.", envvar="JUPYTER_PORT"),
+    ] = 8888,
     ip: Annotated[
         str,
         typer.Option(help="Where it listens; 0.0.0.0 in a container, whose network is its own."),
@@ -139,12 +142,15 @@ def lab_(
 @app.command()
 def labs(
     folder: Annotated[Path, typer.Argument(help="Made if need be.")],
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Where they come from (default: the checkout).")
+    ] = None,
 ) -> None:
     """Lay the labs into a folder of your own; what you have changed there is kept."""
     from .notebook import labs_folder
     from .workfolder import fill
 
-    for sentence in fill(folder, labs_folder()):
+    for sentence in fill(folder, source or labs_folder()):
         say(sentence)
 
 

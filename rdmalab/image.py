@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import tarfile
@@ -32,7 +33,17 @@ from .builder import BuildFailed, Progress, Step, build_files
 from .cpio import write_cpio
 from .doctor.packages import NEEDS, present
 from .errors import ImageError
-from .manifest import FILES, META, REBUILD, GuestImage, complete, meta_from, verify_image
+from .manifest import (
+    FILES,
+    META,
+    REBUILD,
+    GuestImage,
+    complete,
+    meta_from,
+    trust,
+    verify_image,
+)
+from .packing import packed, unpack
 from .paths import shared_dirs
 from .recipe import ARCHES, Mirror, debian_arch, likely_cause, mirror_in, recipe_id
 from .shelf import images_dir, interruptible, keep_log, locked, publish, require_space, workshop
@@ -69,9 +80,27 @@ def find_image(arch: str | None = None) -> GuestImage | None:
     for shelf in (images_dir(), *(folder / "images" for folder in shared_dirs())):
         image = GuestImage(recipe_id(name), name, shelf / recipe_id(name))
         if image.folder.is_dir():
+            image = _unpacked(image) if packed(image.kernel).exists() else image
             verify_image(image, full=False)
             return image
     return None
+
+
+def _unpacked(image: GuestImage) -> GuestImage:
+    """A shared image with a packed kernel: that one in the cache, the rest where it lies."""
+    mark = hashlib.sha256((image.folder / META).read_bytes()).hexdigest()[:8]
+    target = images_dir() / f"{image.id}-{mark}"
+    with interruptible(), locked(lambda text: None), workshop() as folder:
+        if not target.is_dir():
+            result = folder / "result"
+            result.mkdir()
+            for name in (META, *FILES):
+                (result / name).symlink_to(image.folder / name)
+            (result / image.kernel.name).unlink()
+            unpack(packed(image.kernel), result / image.kernel.name)
+            trust(GuestImage(image.id, image.arch, result))
+            publish(result, target.name, folder / "old")
+    return GuestImage(image.id, image.arch, target)
 
 
 def build_image(

@@ -118,5 +118,5 @@ def share(
     from .topology import DEFAULT_HOSTS, plan
 
     image, saved = microvm.saved_start(plan(tuple(names or DEFAULT_HOSTS)), say)
-    shared.write(folder, image, saved, pack=pack)
+    shared.write(folder, image, saved, small=pack)
     print(f"Others start from {folder} when RDMALAB_SHARED_DIR names it.")

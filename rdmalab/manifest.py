@@ -21,6 +21,7 @@ __all__ = [
     "GuestImage",
     "complete",
     "meta_from",
+    "trust",
     "verify_image",
 ]
 
@@ -64,6 +65,11 @@ class GuestImage:
             raise _damaged(self, f"image.json cannot be read ({error.strerror})") from None
 
     @property
+    def content(self) -> str:
+        """A checksum of all its files: which of two builds of one recipe. Raises ImageError."""
+        return hashlib.sha256(json.dumps(self.meta["files"], sort_keys=True).encode()).hexdigest()
+
+    @property
     def size_bytes(self) -> int:
         """All its files together, in bytes. Raises ImageError."""
         return sum(file["size"] for file in self.meta["files"].values())
@@ -82,13 +88,12 @@ def verify_image(image: GuestImage, *, full: bool) -> None:
     seen = {}
     for name in FILES:
         try:
-            info = (image.folder / name).stat()
+            seen[name] = _look(image.folder / name)
         except OSError as error:
             raise _damaged(image, f"{name} cannot be read ({error.strerror})") from None
-        if info.st_size != files[name]["size"]:
-            wanted = files[name]["size"]
-            raise _damaged(image, f"{name} has {info.st_size} bytes instead of {wanted}")
-        seen[name] = [info.st_size, info.st_mtime_ns, info.st_ino]
+        size, wanted = seen[name][0], files[name]["size"]
+        if size != wanted:
+            raise _damaged(image, f"{name} has {size} bytes instead of {wanted}")
     if not full and (_read_stamp(image) == seen or _sealed(image)):
         return
     for name in FILES:
@@ -98,8 +103,20 @@ def verify_image(image: GuestImage, *, full: bool) -> None:
             raise _damaged(image, f"{name} cannot be read ({error.strerror})") from None
         if not right:
             raise _damaged(image, f"the checksum of {name} is wrong")
+    trust(image)
+
+
+def trust(image: GuestImage) -> None:
+    """Note how the files look now, which are known to be right."""
     with contextlib.suppress(OSError):  # a full disk costs time at the next look, nothing else
+        seen = {name: _look(image.folder / name) for name in FILES}
         (image.folder / _STAMP).write_text(json.dumps(seen))
+
+
+def _look(file: Path) -> list[int]:
+    """What changes when a file is written or replaced: size, time, inode."""
+    info = file.stat()
+    return [info.st_size, info.st_mtime_ns, info.st_ino]
 
 
 def _sealed(image: GuestImage) -> bool:

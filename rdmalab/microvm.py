@@ -158,7 +158,7 @@ def plan_machine(image: GuestImage, hosts: list[HostPlan]) -> qemu.Machine:
 
 def snapshot_key(image: GuestImage, machine: qemu.Machine, files: dict[str, bytes]) -> str:
     """The key of the saved start of this machine with these files of ours in it."""
-    return snapshot.snapshot_key(image.id, overlay.digest(files), machine.describe())
+    return snapshot.snapshot_key(image.content, overlay.digest(files), machine.describe())
 
 
 def saved_start(hosts: list[HostPlan], say: Say) -> tuple[GuestImage, snapshot.Snapshot]:
@@ -169,9 +169,9 @@ def saved_start(hosts: list[HostPlan], say: Say) -> tuple[GuestImage, snapshot.S
     image = ensure_image(say)
     machine = plan_machine(image, hosts)
     key = snapshot_key(image, machine, overlay.files(hosts))
-    saved, why_not = snapshot.find(key, machine.qemu.banner)
+    saved = snapshot.find(key, machine.qemu.banner)[0] or shared.find(key, machine.qemu, say)
     if saved is None:
-        raise BackendError(f"These hosts' saved start is not in the cache ({why_not or 'gone'}).")
+        raise BackendError("These hosts' saved start is gone already.", next_step="Try again.")
     return image, saved
 
 

@@ -66,6 +66,8 @@ def server_command(*, browser: bool, ip: str, port: int) -> list[str]:
         f"--ServerApp.root_dir={labs_folder().resolve()}",
     ]
     command += [f"--ServerApp.ip={ip}", f"--ServerApp.port={port}"]
+    if ip == "0.0.0.0":  # in a container; who reads its address is outside
+        command += [f"--ServerApp.custom_display_url=http://127.0.0.1:{port}/"]
     command += ["--ServerApp.port_retries=50", f"--LabApp.app_settings_dir={settings_folder()}"]
     command += [] if browser and screen else ["--no-browser"]
     return command + (["--allow-root"] if os.getuid() == 0 else [])

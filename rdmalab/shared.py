@@ -3,12 +3,12 @@
 A container's image has such a folder, or the disk that a classroom's machines mount.
 ``RDMALAB_SHARED_DIR`` names it; it is read and never written::
 
-    FOLDER/images/ID/       as in the cache
+    FOLDER/images/ID/       as in the cache, with kernel or kernel.zst
     FOLDER/snapshots/KEY/   state  snapshot.json  and ram or ram.zst
 
 ``ram`` is mapped where it lies (by QEMU 8.2 or newer), so that all labs of a machine have one copy
-of what they do not change. ``ram.zst`` is an eighth of it, and is unpacked into the user's
-own cache before the first start.
+of what they do not change. What is packed is small to send, and is unpacked into the user's own
+cache before the first start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,14 +25,13 @@ from typing import Any
 from . import snapshot
 from .errors import BackendError, MachineError
 from .manifest import FILES, META, GuestImage
+from .packing import pack, packed, unpack
 from .paths import shared_dirs
 from .qemu import MAPS_READ_ONLY, Qemu
 from .snapshot import Snapshot
 
 __all__ = ["find", "write"]
 
-ZSTD_LEVEL = 12
-ZSTD_S = 300.0  # deadline, on a slow disk
 Say = Callable[[str], None]
 
 
@@ -75,49 +73,28 @@ def adopt(there: Snapshot, key: str, qemu: Qemu, meta: dict[str, Any]) -> Snapsh
             with open(there.ram, "rb") as ram:
                 snapshot.keep(ram.fileno(), new.ram)
         else:
-            zstd("-d", "--sparse", str(packed(there)), "-o", str(new.ram))
+            unpack(packed(there.ram), new.ram)
         if new.ram.stat().st_size != meta["ram"]["size"]:
             raise BackendError(f"its memory has {new.ram.stat().st_size} bytes")
         shutil.copyfile(there.state, new.state)
         return snapshot.publish(new, key, qemu.banner)
 
 
-def packed(saved: Snapshot) -> Path:
-    """The file with the packed memory."""
-    return saved.folder / "ram.zst"
-
-
-def zstd(*words: str) -> None:
-    """Run zstd; :class:`BackendError` with its last words if it fails."""
-    command = ["zstd", "--force", "--quiet", *words]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ZSTD_S
-        )
-    except FileNotFoundError:
-        raise MachineError(
-            "The program zstd is not installed, which packs and unpacks a saved start.",
-            next_step="Run: rdmalab doctor --fix",
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise BackendError(f"zstd was not done within {ZSTD_S:.0f} s") from None
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        raise BackendError(f"zstd ended with {done.returncode}: {said[-1][:160]}")
-
-
-def write(folder: Path, image: GuestImage, saved: Snapshot, *, pack: bool) -> None:
+def write(folder: Path, image: GuestImage, saved: Snapshot, *, small: bool) -> None:
     """Put image and saved start into ``folder``, for others to start from.
 
-    ``pack``: the memory is compressed; else it is a file of holes and used pages. What is there
+    ``small``: memory and kernel are packed; else they can be used where they lie. What is there
     already stays. Raises :class:`MachineError` if the folder cannot be written.
     """
     try:
         with aside(folder / "images" / image.id) as new:
             for name in (META, *FILES):
-                shutil.copyfile(image.folder / name, new / name)
+                if small and name == image.kernel.name:
+                    pack(image.kernel, packed(new / name))
+                else:
+                    shutil.copyfile(image.folder / name, new / name)
         with aside(folder / "snapshots" / saved.folder.name) as new:
-            copy_start(saved, Snapshot(new), pack=pack)
+            copy_start(saved, Snapshot(new), small=small)
     except OSError as error:
         raise MachineError(
             f"{error.filename or folder} cannot be written ({error.strerror or error}).",
@@ -125,15 +102,15 @@ def write(folder: Path, image: GuestImage, saved: Snapshot, *, pack: bool) -> No
         ) from None
 
 
-def copy_start(saved: Snapshot, new: Snapshot, *, pack: bool) -> None:
+def copy_start(saved: Snapshot, new: Snapshot, *, small: bool) -> None:
     """Memory, state and snapshot.json of a saved start."""
     kept = json.loads((saved.folder / "snapshot.json").read_text())
     size = saved.ram.stat().st_size
     new.ram.touch()
     os.truncate(new.ram, size)
     used = copy_used(saved.ram, new.ram)
-    if pack:
-        zstd(f"-{ZSTD_LEVEL}", "-T0", str(new.ram), "-o", str(packed(new)))
+    if small:
+        pack(new.ram, packed(new.ram))
         new.ram.unlink()
     shutil.copyfile(saved.state, new.state)
     facts = {"made_by": kept["made_by"], "ram": {"size": size, "used": used}}

@@ -37,7 +37,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # runs before anything is installed
         "doctor",
         # what hosts boot from
-        "recipe manifest leash builder shelf image",
+        "recipe manifest leash packing builder shelf image",
         # where hosts live
         "state desk console qemu qmp snapshot shared bootport overlay microvm remote",
         "stewards dockerengine dockerimage dockerhosts localhosts",

@@ -37,8 +37,8 @@ class Need(NamedTuple):
     ``probe`` is a program on PATH (``/usr/sbin`` counts), an absolute path of a file,
     ``python:MODULE`` for a module of this very Python or ``lib:NAME`` for a library that can be
     loaded. An empty package name means that this
-    package manager has none. ``kind`` is ``run`` (to start hosts), ``build`` (to build the guest
-    image) or ``test``.
+    package manager has none. ``kind`` is ``run`` (to start hosts), ``setup`` (to set up a checkout,
+    or hosts on this machine's own kernel), ``build`` (to build the guest image) or ``test``.
     """
 
     kind: str
@@ -69,9 +69,9 @@ _QEMU_ARM = Need(
 
 NEEDS: tuple[Need, ...] = (
     _QEMU_ARM if _ARM else _QEMU,
-    Need("run", "python:ensurepip", "python3-venv"),
-    Need("run", "ip", "iproute2", "iproute", "iproute2"),
-    Need("run", "modprobe", "kmod", "kmod", "kmod"),
+    Need("setup", "python:ensurepip", "python3-venv"),
+    Need("setup", "ip", "iproute2", "iproute", "iproute2"),
+    Need("setup", "modprobe", "kmod", "kmod", "kmod"),
     Need("build", "mmdebstrap", "mmdebstrap", "mmdebstrap"),
     Need("build", "mkfs.erofs", "erofs-utils", "erofs-utils", "erofs-utils", "erofs-utils"),
     Need("build", "newuidmap", "uidmap", "shadow-utils", "shadow"),

@@ -7,6 +7,7 @@ the notebook's own cells do. This is for one's own work: grading trusts less (:m
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import signal
@@ -18,7 +19,6 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from nbgrader.utils import compute_checksum
 
 from .. import lab as labs
 from ..state import lab_folder
@@ -194,5 +194,9 @@ def forms_of(notebook: NotebookNode, name: str) -> tuple[LabForms, list[str]]:
 
 
 def checksum(cell: NotebookNode) -> str:
-    """nbgrader's checksum of a cell."""
-    return str(compute_checksum(cell))
+    """nbgrader's checksum of a cell, computed as it does: a container's image has no nbgrader."""
+    marks = cell.metadata.nbgrader
+    words = [cell.source, cell.cell_type]
+    words += [str(marks.get(role, False)) for role in ("grade", "solution", "locked")]
+    words += [marks["grade_id"], *([str(float(marks["points"]))] if marks.get("grade") else [])]
+    return hashlib.md5("".join(words).encode(), usedforsecurity=False).hexdigest()
