@@ -44,7 +44,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # what a notebook talks to
         "outputs channels verdicts kernels jobs faults",
         "opcodes packets pcap decoder anatomy sequence ladder tap capture",
-        "hosts lab magics notebook workfolder",
+        "hosts lab pulse magics notebook workfolder",
         # pictures
         "view",
         # the other ways in
