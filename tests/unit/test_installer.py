@@ -221,7 +221,7 @@ def test_a_system_without_any_known_package_manager(here: Path) -> None:
 
 def test_the_real_table_has_a_debian_package_for_everything() -> None:
     assert all(need.apt for need in packages.NEEDS)
-    assert {need.kind for need in packages.NEEDS} == {"run", "build", "test"}
+    assert {need.kind for need in packages.NEEDS} == {"run", "setup", "build", "test"}
     assert len({need.probe for need in packages.NEEDS}) == len(packages.NEEDS)
 
 
