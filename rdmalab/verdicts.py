@@ -7,6 +7,8 @@ ran (see ``hostside/judge.py``).
 
 from __future__ import annotations
 
+import ast
+import functools
 import hmac
 import json
 import secrets
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import BackendError
+from .hostside import checkcode
 
 __all__ = ["Brief", "Judged", "Outcome"]
 
@@ -64,6 +67,35 @@ class Outcome:
         return self.ended == "ok"
 
 
+@functools.lru_cache(maxsize=256)
+def outline(source: str, given: str) -> dict[str, Any]:
+    """What the judge needs to know of a check's source and of the lab's definitions, as JSON.
+
+    ``given``: the definitions one by one, ``defined``: their names; ``made``: the names that the
+    check makes, ``reads``: those that it takes from the notebook or from earlier checks;
+    ``packages``: what is imported. Worked out here, where it takes no emulated processor's time.
+    """
+    check, lab = checkcode.parse(source), checkcode.parse(given)
+    defined = checkcode.bound(lab)
+    return {
+        "source": source,
+        "given": [ast.unparse(node) for node in lab.body],
+        "defined": sorted(defined),
+        "made": sorted(checkcode.bound(check)),
+        "reads": sorted(checkcode.reached(check, lab) - defined - checkcode.imported(check)),
+        "packages": sorted(checkcode.modules_of(check) | checkcode.modules_of(lab)),
+    }
+
+
+def question(source: str, brief: Brief) -> str:
+    """A check as its judge is asked. :class:`~rdmalab.hostside.checkcode.CheckError` if it is none.
+
+    No two are alike, so that an old answer is none to a new question.
+    """
+    lists = {name: list(getattr(brief, name)) for name in ("asked", "carry", "later", "keep")}
+    return json.dumps({"token": secrets.token_hex(16), **outline(source, brief.given), **lists})
+
+
 class Judged:
     """What asks a kernel's judge: a part of :class:`~rdmalab.kernels.HostKernel`."""
 
@@ -96,9 +128,10 @@ class Judged:
         if self.secret is None:
             self.guard()
         assert self.secret is not None
-        lists = {name: list(getattr(brief, name)) for name in ("asked", "carry", "later", "keep")}
-        question = {"token": secrets.token_hex(16), "source": source, "given": brief.given, **lists}
-        text = json.dumps(question)
+        try:
+            text = question(source, brief)
+        except checkcode.CheckError as error:
+            return Outcome("refused", str(error))
         secret = self.secret
         reply = self.request("rdmalab_check_request", {"text": text}, [], timeout_s, None)
         return opened(secret, text, reply["content"])

@@ -27,12 +27,6 @@ __all__ = ["LabMachine", "sweep"]
 PREFIX = "grade"
 DEFINE_S = 20.0  # to make the lab's own functions anew on a host that may be at work
 SETTLE_S = 0.3  # a kernel that was restarted is told of a moment later
-FORKS = [f"/sys/fs/cgroup/{name}/user/pids.events" for name in (*DEFAULT_HOSTS, "desk")]
-# What magics, shell lines and the lab's own cells go through, where a cell has put its own name in
-# front of it. Other names may hide builtins: learners call things `sum` and `id` and use them.
-MEND = """(lambda shell: (
-    shell.user_ns.__setitem__("get_ipython", shell.get_ipython), shell.user_ns.pop("print", None)
-))(__import__("IPython.core.interactiveshell", fromlist="x").InteractiveShell.instance())"""
 OURS_LONGER = 5  # a cell of the lab's own has an end, however busy this machine is
 _numbers = itertools.count(1)
 
@@ -92,11 +86,7 @@ class LabMachine:
             self.kernel(DESK).run(source, timeout_s=limit_s, on_output=meter)
             return Outcome("ok")
 
-        ended = self.watched(cell, limits, ours=ours)
-        if not ours and ended.ended != "lost":
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(lambda host: self.define(host, MEND), [DESK, *DEFAULT_HOSTS]))
-        return ended
+        return self.watched(cell, limits, ours=ours)
 
     def check(self, plan: CheckPlan, limits: Limits) -> Outcome:
         """A check, from outside, where its plan says, with the lab's own definitions."""
@@ -158,11 +148,10 @@ class LabMachine:
             return Outcome("lost", "started more processes than a host may have.")
         return ended
 
-    def failed_forks(self) -> str:
+    def failed_forks(self) -> dict[str, int]:
         """How often each host was refused another process, as the kernel counts it."""
         try:
-            said = self.lab.remote.stream("root", ["grep", "-h", "^max", *FORKS], timeout_s=60)
-            return b"".join(item[1] for item in said if not isinstance(item, int)).decode()
+            return dict(self.lab.remote.call("forks", timeout_s=60)["refused"])
         except BackendError as error:
             raise MachineGone(str(error)) from None
 

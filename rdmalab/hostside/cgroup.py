@@ -17,7 +17,7 @@ from . import SYS_INFINIBAND
 from .network import HostSpec
 from .processors import CGROUPS, CONTROLLERS
 
-__all__ = ["Cgroup"]
+__all__ = ["Cgroup", "refused_forks"]
 
 
 class Cgroup:
@@ -73,3 +73,9 @@ class Cgroup:
     def close(self) -> None:
         """Let go of the group's folder; what a process does before it runs learners' code."""
         os.close(self.fd)
+
+
+def refused_forks(host: str) -> int:
+    """How often a host was refused another process; for the guest itself, not for a host."""
+    events = (CGROUPS / host / "user" / "pids.events").read_text()
+    return int(dict(line.split() for line in events.splitlines())["max"])

@@ -19,7 +19,7 @@ __all__ = [
     "CheckError",
     "bound",
     "compile_check",
-    "compile_definitions",
+    "compile_definition",
     "definitions",
     "free",
     "imported",
@@ -279,6 +279,6 @@ def compile_check(source: str) -> list[CodeType]:
     return [compiled([node]) for node in parse(source).body]
 
 
-def compile_definitions(source: str) -> CodeType:
-    """The lab's own definitions, as one piece."""
+def compile_definition(source: str) -> CodeType:
+    """One of the lab's own definitions."""
     return compiled(parse(source).body)

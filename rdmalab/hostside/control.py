@@ -7,7 +7,8 @@ the same ``id``. ``hello`` makes a client known; from then on it also gets event
 
 Operations: ``hello``, ``interrupt``, ``restart``, ``exec`` (streams ``stdout`` and ``stderr``
 frames, then ``exit``), ``signal``, ``ack``, ``errand`` (a fault or a capture, see ``errands``),
-``log``, ``root`` (any command with the guest's own rights).
+``forks`` (how many processes each host was refused), ``log``, ``root`` (any command with the
+guest's own rights).
 
 The lab's owner comes in by a door where all of this can be had. The desk, if there is one, has a
 door of its own, with a key of its own: what it asks for is about hosts, and never as root.
@@ -24,6 +25,7 @@ from typing import Any, NoReturn
 import zmq
 
 from . import doorway, errands, network
+from .cgroup import refused_forks
 from .commands import Client, Commands
 from .hostlink import CONTROL_PORT, DESK_PORT, HostLink, listen, say
 
@@ -186,6 +188,11 @@ class ControlServer:
     def op_ack(self, client: Client, request: dict[str, Any]) -> None:
         """The client has taken so many bytes of a command's output; no reply."""
         self.commands.acknowledge(client, request["target"], request["size"])
+
+    def op_forks(self, client: Client, request: dict[str, Any]) -> None:
+        """How often each host, and the desk, was refused another process."""
+        counts = {name: refused_forks(name) for name in self.hosts}
+        self.send(client, request["id"], {"ok": True, "refused": counts})
 
     def op_log(self, client: Client, request: dict[str, Any]) -> None:
         """The kernel's log."""

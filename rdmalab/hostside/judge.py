@@ -32,7 +32,7 @@ from .checkcode import CheckError
 from .honesty import Dishonest
 from .paper import Paper
 from .pristine import FUNCTION_PARTS, Copies
-from .recovery import put_groups, top_of
+from .recovery import make_upkeep, top_of
 
 __all__ = ["answer", "convene", "prepare"]
 
@@ -74,11 +74,11 @@ def convene(
     busy: list[bool] = []
     touched: list[Any] = []
     rights, plain = make_rights(copies), dict(vars(builtins))
-    court = trial.Court(copies, habits, space, {}, touched, make_frames(busy), rights, plain)
+    court = trial.Court(copies, habits, space, {}, {}, touched, make_frames(busy), rights, plain)
     preside = make_preside(court)
     sys.addaudithook(make_sealer(secret, preside.__code__))
     sys.addaudithook(make_usher(preside, busy, touched))
-    return make_aftermath(copies)
+    return make_aftermath(copies, space)
 
 
 def make_rights(copies: Copies) -> Callable[[], None]:
@@ -112,21 +112,29 @@ def make_rights(copies: Copies) -> Callable[[], None]:
     return rights
 
 
-def make_aftermath(copies: Copies) -> Callable[[], None]:
-    """What puts right, after a cell, all that the kernel itself works with."""
+def make_aftermath(copies: Copies, space: dict[str, Any]) -> Callable[[], None]:
+    """What puts right, after a cell, all that the kernel itself works with.
+
+    In ``space``, the learner's names, these are what magics, shell lines and the lab's own cells go
+    through. Other names may hide builtins: learners call things `sum` and `id` and use them.
+    """
     rights, drop = make_rights(copies), process.drop_hooks
     groups = tuple(g for g in copies.groups if any(top_of(s) in KERNELS for s in g.shots))
-    put, streams = put_groups, tuple((name, getattr(sys, name)) for name in STREAMS)
+    upkeep = make_upkeep(groups)
+    streams = tuple((name, getattr(sys, name)) for name in STREAMS)
+    shell = space["get_ipython"]
 
     def aftermath() -> None:
         rights()
-        drop()
-        rights()  # what a hook has done on the way
-        put(groups)
+        if drop():
+            rights()  # what a hook has done on the way
+        upkeep()
         for name, stream in streams:
             now = getattr(sys, name)
             if now is None or id(type(now)) not in copies.ids:
                 setattr(sys, name, stream)
+        space["get_ipython"] = shell
+        space.pop("print", None)
 
     return aftermath
 

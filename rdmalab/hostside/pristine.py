@@ -62,6 +62,8 @@ class Group(NamedTuple):
     """Some modules and their classes, laid out so that one look tells whether all is as it was."""
 
     shots: tuple[Shot, ...]
+    modules: tuple[tuple[str, Any], ...]
+    tables: tuple[tuple[Any, tuple[Any, ...]], ...]
     held: tuple[Any, ...]  # the dicts of modules, the views of classes'
     sizes: tuple[int, ...]
     names: tuple[str, ...]
@@ -185,7 +187,7 @@ def take(own: tuple[types.ModuleType, ...], earlier: Copies | None = None) -> Co
             shots.append(shot_of(name, module, noted))
             new.append(shots[-1])
         else:
-            shots.append(old if same_room(old.room) else old._replace(room=room_of(module)))
+            shots.append(renewed(old))
     known_functions: dict[int, types.FunctionType] = {}
     for shot in new:
         for function in shot.functions:
@@ -206,6 +208,15 @@ def take(own: tuple[types.ModuleType, ...], earlier: Copies | None = None) -> Co
     )
 
 
+def renewed(shot: Shot) -> Shot:
+    """A shot of an earlier time with what has changed in its module and classes since."""
+    rooms = (shot.room, *shot.classes)
+    if all(map(same_room, rooms)):
+        return shot
+    now = [room if same_room(room) else room_of(room.owner) for room in rooms]
+    return shot._replace(room=now[0], classes=tuple(now[1:]))
+
+
 def groups_of(shots: list[Shot], earlier: tuple[Group, ...]) -> Iterator[Group]:
     """All modules in groups; earlier groups whose modules are as they were are taken over."""
     known = {id(group.shots[0]): group for group in earlier}
@@ -222,6 +233,8 @@ def group_of(shots: list[Shot]) -> Group:
     kinds = tuple(room.owner for shot in shots for room in shot.classes)
     return Group(
         tuple(shots),
+        tuple((shot.name, shot.room.owner) for shot in shots),
+        tuple(table for shot in shots for table in shot.tables),
         tuple(contents(room.owner) for room in rooms),
         tuple(len(room.names) for room in rooms),
         tuple(name for room in rooms for name in room.names),

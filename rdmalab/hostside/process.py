@@ -75,8 +75,9 @@ def settle(old: Habits) -> None:
     random.seed()
 
 
-def drop_hooks() -> None:
-    """Tracing, profiling, monitoring: nobody looks over a check's shoulder."""
+def drop_hooks() -> bool:
+    """Tracing, profiling, monitoring: nobody looks over a check's shoulder. True if one did."""
+    found = sys.gettrace() is not None or sys.getprofile() is not None
     sys.settrace(None)
     sys.setprofile(None)
     threading.settrace(None)
@@ -86,6 +87,8 @@ def drop_hooks() -> None:
         if monitoring.get_tool(tool) is not None:
             monitoring.set_events(tool, 0)
             monitoring.free_tool_id(tool)
+            found = True
+    return found
 
 
 def hide(how: int = 0) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from collections.abc import Callable
 from itertools import chain
 from operator import is_, methodcaller
 from typing import Any
@@ -25,11 +26,21 @@ from .pristine import (
     same_room,
 )
 
-__all__ = ["put_groups", "restore", "restore_some", "top_of"]
+__all__ = ["make_upkeep", "put_groups", "restore", "restore_some", "top_of"]
 
 LEFT = {"__warningregistry__", "__annotations__", "__annotate__", "__annotations_cache__"}
 FIXED = {"__dict__", "__weakref__"}
 values_of = methodcaller("values")
+
+
+def same(group: Group) -> bool:
+    """Whether all modules and classes of a group are as they were, functions' code apart."""
+    return (
+        tuple(map(len, group.held)) == group.sizes
+        and all(map(is_, chain.from_iterable(group.held), group.names))
+        and all(map(is_, chain.from_iterable(map(values_of, group.held)), group.values))
+        and all(map(is_, map(bases_of, group.kinds), group.bases))
+    )
 
 
 def restore(copies: Copies, functions: bool) -> None:
@@ -60,28 +71,55 @@ def top_of(shot: Shot) -> str:
 def put_groups(groups: tuple[Group, ...]) -> None:
     """Put modules back under their names, and their contents into them."""
     for group in groups:
-        for shot in group.shots:
-            if sys.modules.get(shot.name) is not shot.room.owner:
-                sys.modules[shot.name] = shot.room.owner
-            for table, old in shot.tables:
-                held = inside(table)
-                if len(held) != len(old) or not all(map(is_, held, old)):
-                    put_table(table, old)
+        put_modules(group)
         if not same(group):
-            for shot in group.shots:
-                for room in (shot.room, *shot.classes):
-                    if not same_room(room):
-                        put_room(room)
+            put_rooms(group)
 
 
-def same(group: Group) -> bool:
-    """Whether all modules and classes of a group are as they were, functions' code apart."""
-    return (
-        tuple(map(len, group.held)) == group.sizes
-        and all(map(is_, chain.from_iterable(group.held), group.names))
-        and all(map(is_, chain.from_iterable(map(values_of, group.held)), group.values))
-        and all(map(is_, map(bases_of, group.kinds), group.bases))
-    )
+def make_upkeep(groups: tuple[Group, ...]) -> Callable[[], None]:
+    """What does as :func:`put_groups`, three times as fast, and for no verdict.
+
+    It asks values whether they equal: one that lies leaves its own kernel broken, and no other.
+    What rightly came late (see :func:`put_room`) is not looked at again.
+    """
+    known = [group.values for group in groups]
+
+    def upkeep() -> None:
+        for number, group in enumerate(groups):
+            put_modules(group)
+            try:
+                if values_in(group) == known[number]:
+                    continue
+            except Exception:  # of a value that will not be compared
+                pass
+            put_rooms(group)
+            known[number] = values_in(group)
+
+    return upkeep
+
+
+def values_in(group: Group) -> tuple[Any, ...]:
+    """What its modules and classes hold now."""
+    return tuple(chain.from_iterable(map(values_of, group.held)))
+
+
+def put_modules(group: Group) -> None:
+    """Put modules back under their names, and the contents of their tables."""
+    for name, module in group.modules:
+        if sys.modules.get(name) is not module:
+            sys.modules[name] = module
+    for table, old in group.tables:
+        held = inside(table)
+        if len(held) != len(old) or not all(map(is_, held, old)):
+            put_table(table, old)
+
+
+def put_rooms(group: Group) -> None:
+    """Put back what is not as it was in modules and classes."""
+    for shot in group.shots:
+        for room in (shot.room, *shot.classes):
+            if not same_room(room):
+                put_room(room)
 
 
 def put_functions(shot: Shot) -> None:

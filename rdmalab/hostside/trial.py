@@ -41,6 +41,7 @@ class Court(NamedTuple):
     habits: Habits
     space: dict[str, Any]  # the learner's
     store: dict[str, Any]  # what earlier checks have made for later ones
+    codes: dict[str, Any]  # of the lab's definitions, by their text
     touched: list[Any]  # functions whose code was exchanged
     frames: Callable[[], dict[int, Any]]
     rights: Callable[[], None]
@@ -78,23 +79,19 @@ class Trial:
         self.copies = court.copies
         self.refused = ""
         self.dirty = False
-        check, given = checkcode.parse(request["source"]), checkcode.parse(request["given"])
-        self.made = checkcode.bound(check)
         self.statements = checkcode.compile_check(request["source"])
-        self.definitions = checkcode.compile_definitions(request["given"])
-        self.given = checkcode.bound(given)
-        self.roots = frozenset(
-            {*LEARNERS, *checkcode.modules_of(check), *checkcode.modules_of(given)}
-        )
-        known = self.given | checkcode.imported(check) | set(court.builtins)
-        self.linked = checkcode.reached(check, given) - known
+        self.definitions = [self.compiled(text) for text in request["given"]]
+        self.made, self.given = set(request["made"]), set(request["defined"])
+        self.roots = frozenset({*LEARNERS, *request["packages"]})
+        self.linked = set(request["reads"]) - set(court.builtins)
         self.seen: dict[str, Any] = {}
         self.ns: dict[str, Any] = {"__name__": "__main__"}
 
     def run(self) -> None:
         """The lab's definitions, the learner's values, then one statement after the other."""
         self.look()
-        exec(self.definitions, self.ns)
+        for code in self.definitions:
+            exec(code, self.ns)
         kinds = [self.ns.get(name) for name in self.given]
         ids = {id(kind) for kind in kinds if isinstance(kind, type)}
         self.copies = self.copies._replace(ids=self.copies.ids | ids)
@@ -116,6 +113,13 @@ class Trial:
             self.court.store.update(made)
         if self.refused:
             raise Dishonest(self.refused)
+
+    def compiled(self, text: str) -> Any:
+        """The code of a definition of the lab's, which most of its checks bring along."""
+        codes = self.court.codes
+        if text not in codes:
+            codes[text] = checkcode.compile_definition(text)
+        return codes[text]
 
     def look(self) -> None:
         """Builtins as they were, and the output to the paper."""

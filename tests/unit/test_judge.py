@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rdmalab.hostside import checkcode
-from rdmalab.verdicts import Brief, Outcome, opened
+from rdmalab.hostside import checkcode, judge
+from rdmalab.verdicts import Brief, Outcome, opened, question
 
 from ..hostile import CHECK, HOSTILE, NEEDS_IDLE, RIGHT, SAID, WRONG
 
@@ -28,7 +28,7 @@ import json, os, sys
 from rdmalab.hostside import judge
 
 out, steps = os.fdopen(os.dup(1), "w"), json.loads(sys.stdin.read())
-dump, space = json.dumps, {"__name__": "__main__"}
+dump, space = json.dumps, {"__name__": "__main__", "get_ipython": None}
 aftermath = judge.convene(bytes.fromhex(sys.argv[1]), *judge.prepare(), space)
 for kind, text in steps:
     if kind == "check":
@@ -45,31 +45,30 @@ os._exit(0)
 """
 
 
-def question(source: str, brief: Brief = Brief()) -> str:  # noqa: B008 # it is frozen
-    """As the client writes it, but for the token."""
-    lists = {name: list(getattr(brief, name)) for name in ("asked", "carry", "later", "keep")}
-    return json.dumps({"token": "0", "source": source, "given": brief.given, **lists})
-
-
-def judged(*steps: str | tuple[str, Brief]) -> list[Outcome]:
-    """Run cells (texts that do not begin with ``#check``) and checks; the checks' outcomes."""
-    asked: list[tuple[str, str]] = []
+def asked(*steps: str | tuple[str, Brief]) -> list[tuple[str, Any]]:
+    """Run cells and checks (texts that begin with ``#check``); each check's question and reply."""
+    told: list[tuple[str, str]] = []
     for step in steps:
         text, brief = step if isinstance(step, tuple) else (step, Brief())
         is_check = text.startswith("#check")
-        asked.append(("check", question(text, brief)) if is_check else ("cell", text))
+        told.append(("check", question(text, brief)) if is_check else ("cell", text))
     done = subprocess.run(
         [sys.executable, "-c", KERNEL, SECRET.hex()],
-        input=json.dumps(asked),
+        input=json.dumps(told),
         capture_output=True,
         text=True,
         timeout=60,
         cwd=ROOT,
     )
-    texts = [text for kind, text in asked if kind == "check"]
+    texts = [text for kind, text in told if kind == "check"]
     replies: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(replies) == len(texts), done.stderr
-    return [opened(SECRET, text, reply) for text, reply in zip(texts, replies, strict=True)]
+    return list(zip(texts, replies, strict=True))
+
+
+def judged(*steps: str | tuple[str, Brief]) -> list[Outcome]:
+    """As :func:`asked`; the outcomes that the replies tell."""
+    return [opened(SECRET, text, reply) for text, reply in asked(*steps)]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -200,20 +199,25 @@ def left():
 
 
 def test_a_reply_without_the_seal_is_not_believed() -> None:
-    text = question("assert False")
+    text = question("assert False", Brief())
     for reply in ({}, {"ended": "ok", "why": "", "printed": "", "seal": ""}, {"ended": ["ok"]}):
         assert opened(SECRET, text, reply).ended == "refused"
 
 
 def test_a_seal_is_good_for_one_question_only() -> None:
-    from rdmalab.hostside import judge
+    (text, reply), (again, _) = asked("#check\nassert 1", "#check\nassert 1")
+    assert text != again  # the same check, asked twice
+    assert opened(SECRET, text, reply).ended == "ok"
+    assert opened(SECRET, again, reply).ended == "refused"
 
-    assert judge.answer({"text": "{}"})["ended"] == "refused"  # no judge in this process
+
+def test_a_kernel_without_a_judge_refuses() -> None:
+    assert judge.answer({"text": "{}"})["ended"] == "refused"
 
 
 def test_a_check_that_is_no_python_is_refused() -> None:
-    (outcome,) = judged(RIGHT, "#check\n!ls")
-    assert outcome.ended == "refused" and "no plain Python" in outcome.why
+    with pytest.raises(checkcode.CheckError, match="no plain Python"):
+        question("#check\n!ls", Brief())
 
 
 # ---------------------------------------------------------------- names and definitions
