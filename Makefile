@@ -22,9 +22,6 @@ TESTS  := $(wildcard tests/test_house.py tests/unit tests/fabric tests/labs test
 # Two processes share the files of tests out, each with hosts of its own: a test mostly waits.
 WORKERS ?= 2
 
-# Two processes share the files of tests out, each with hosts of its own: a test mostly waits.
-WORKERS ?= 2
-
 # Repetitions at many moments and foreign test suites are marked `long`. CI runs them too.
 SELECT := $(if $(RDMALAB_REQUIRE_ALL),,-m 'not long')
 

@@ -79,7 +79,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     "rdmalab.grading": (
         "submission course apparatus briefs plans sentences",
         "results runner report feedback",
-        "machine classroom rehearsal gradebook validation",
+        "machine supply classroom rehearsal gradebook validation",
         "__init__",
     ),
 }

@@ -12,12 +12,10 @@ has been graded is not run again, unless it, its lab or this version has changed
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -31,8 +29,9 @@ from .feedback import page
 from .machine import LabMachine, sweep
 from .report import tasks_of
 from .results import SubmissionResult, class_csv
-from .runner import Limits, Machine, Run
+from .runner import Limits, Run
 from .submission import LARGEST_BYTES, read, recognise, restore
+from .supply import Start, Supply
 
 __all__ = ["Classroom", "names_for"]
 
@@ -78,12 +77,8 @@ class Classroom:
     lab: str = ""
     limits: Limits = field(default_factory=Limits)
     say: Callable[[str], None] = lambda text: None
-    start: Callable[[Callable[[str], None]], Machine] = LabMachine
-    open: list[Machine] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    first: threading.Lock = field(default_factory=threading.Lock)
-    warm: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
+    start: Start = LabMachine
+    supply: Supply = field(default_factory=Supply)
 
     def grade(
         self,
@@ -98,6 +93,7 @@ class Classroom:
         self.make_folders()
         sweep()
         results: dict[str, SubmissionResult] = {}
+        self.supply = Supply(len(files), self.say, self.start)
         pool = ThreadPoolExecutor(jobs, thread_name_prefix="rdmalab-grade")
         try:
             named = zip(names_for(files), files, strict=True)
@@ -135,18 +131,15 @@ class Classroom:
 
     def stop(self, pool: ThreadPoolExecutor) -> None:
         """End what still runs, its machines first: nobody waits for a cell to finish."""
-        self.ended.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        with self.lock:
-            machines = list(self.open)
-        for machine in machines:
-            machine.close()
+        self.supply.stop()
         pool.shutdown(wait=True)
 
     # --- one submission ---------------------------------------------------------------------
 
     def one(self, name: str, file: Path) -> tuple[SubmissionResult, bool]:
         """The result for a file, and whether it is new; written when this returns."""
+        self.supply.begun()
         key = self.key(file)
         known = self.known(name, key)
         if known is not None:
@@ -158,13 +151,13 @@ class Classroom:
         except UsageError as error:
             result.problem = str(error)
         except RdmalabError as error:
-            if self.ended.is_set():
+            if self.supply.ended.is_set():
                 raise
             result.graded = False
             result.notes.append("This computer could not grade it: not the notebook's fault.")
             self.say(f"{name} could not be graded: {error}")
         result.seconds = time.monotonic() - begin
-        if self.ended.is_set():
+        if self.supply.ended.is_set():
             raise MachineError("interrupted")
         write(self.out / "feedback" / f"{name}.html", page(result))
         text = json.dumps(result.as_dict(), indent=2) + "\n"
@@ -206,7 +199,7 @@ class Classroom:
         lab = self.course.lab(name)
         restored = restore(notebook, lab.solved, lab.released)
         result.notes += restored.notes
-        run = Run(lab, restored.steps, self.fresh, self.limits)
+        run = Run(lab, restored.steps, self.supply.fresh, self.limits)
         try:
             run.grade()
         finally:
@@ -220,23 +213,3 @@ class Classroom:
         result.tasks = tasks_of(lab, run.steps if run else (), run.verdicts if run else {})
         if run is not None:
             result.cell_seconds, result.machines = run.cell_seconds, run.machines
-
-    def heard(self, text: str) -> None:
-        """Pass on what a start says, every ten seconds at least; an interrupt ends it here."""
-        if self.ended.is_set():
-            raise MachineError("interrupted")
-        self.say(text)
-
-    def fresh(self) -> Machine:
-        """A machine that :meth:`stop` knows of. The first one is saved for all that follow."""
-        with contextlib.nullcontext() if self.warm.is_set() else self.first:
-            if self.ended.is_set():
-                raise MachineError("interrupted")
-            machine = self.start(self.heard)
-            self.warm.set()
-        with self.lock:
-            self.open = [*(m for m in self.open if not m.closed), machine]
-            late = self.ended.is_set()
-        if late:
-            machine.close()
-        return machine

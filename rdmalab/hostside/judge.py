@@ -122,7 +122,8 @@ def make_aftermath(copies: Copies, space: dict[str, Any]) -> Callable[[], None]:
     groups = tuple(g for g in copies.groups if any(top_of(s) in KERNELS for s in g.shots))
     upkeep = make_upkeep(groups)
     streams = tuple((name, getattr(sys, name)) for name in STREAMS)
-    shell = space["get_ipython"]
+    get_ipython, drop_shells = space["get_ipython"], process.drop_shell_hooks
+    shell = getattr(get_ipython, "__self__", None)
 
     def aftermath() -> None:
         rights()
@@ -133,8 +134,10 @@ def make_aftermath(copies: Copies, space: dict[str, Any]) -> Callable[[], None]:
             now = getattr(sys, name)
             if now is None or id(type(now)) not in copies.ids:
                 setattr(sys, name, stream)
-        space["get_ipython"] = shell
+        space["get_ipython"] = get_ipython
         space.pop("print", None)
+        if shell is not None:
+            drop_shells(shell, space)
 
     return aftermath
 

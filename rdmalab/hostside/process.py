@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 from .pristine import Copies
 
-__all__ = ["Habits", "alone", "drop_hooks", "habits", "hide", "settle"]
+__all__ = ["Habits", "alone", "drop_hooks", "drop_shell_hooks", "habits", "hide", "settle"]
 
 PATIENCE_S = 0.5  # for threads that are about to end
 MONITORS = range(6)  # the tools of sys.monitoring
+TRANSFORMERS = ("ast_transformers", "input_transformers_cleanup", "input_transformers_post")
 PR_GET_DUMPABLE, PR_SET_DUMPABLE = 3, 4
 prctl = ctypes.CDLL(None).prctl
 
@@ -89,6 +90,25 @@ def drop_hooks() -> bool:
             monitoring.free_tool_id(tool)
             found = True
     return found
+
+
+def drop_shell_hooks(shell: Any, space: dict[str, Any]) -> None:
+    """Drop what a cell has put in IPython's way, where it would change the cells after it.
+
+    ``space``: the learner's names. What libraries have registered stays.
+    """
+    for held in (
+        *(getattr(shell, name) for name in TRANSFORMERS),
+        *shell.events.callbacks.values(),
+    ):
+        if any(made_in(space, hook) for hook in held):
+            held[:] = [hook for hook in held if not made_in(space, hook)]
+
+
+def made_in(space: dict[str, Any], hook: Any) -> bool:
+    """Whether a function, or an object's class, was written in a cell."""
+    inside = getattr(getattr(hook, "__func__", hook), "__globals__", None)
+    return inside is space or type(hook).__module__ == space["__name__"]
 
 
 def hide(how: int = 0) -> int:

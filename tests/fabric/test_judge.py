@@ -38,7 +38,6 @@ kernel.shell_handlers["rdmalab_check_request"] = forged
 IN_A_KERNEL = {
     "get_ipython": "get_ipython = None",
     "json, which the kernel needs": "import json\njson.loads = json.dumps = lambda *a, **k: 7",
-    "the session": "get_ipython().kernel.session.send = None",
     "an AST transformer": "get_ipython().ast_transformers.append(None)",
     "an input transformer": "get_ipython().input_transformers_post.append(lambda lines: ['pass'])",
     "pre_run_cell": "get_ipython().events.register('pre_run_cell', lambda *a: 1 / 0)",
@@ -101,6 +100,16 @@ def test_hostile_cells_one_after_the_other_in_one_kernel(lab: rdmalab.Lab) -> No
             kernel.restart()
             kernel.guard()
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.long
+def test_a_kernel_that_cannot_answer_any_more_is_replaced(lab: rdmalab.Lab) -> None:
+    """What a cell does to the kernel's own objects costs that kernel, and says so."""
+    kernel = lab.alice.kernel
+    kernel.guard()
+    with pytest.raises(HostTimeout, match="has a fresh kernel"):
+        kernel.run("get_ipython().kernel.session.send = None", timeout_s=5)
+    assert kernel.check("#check\nassert 1").ended == "ok"
 
 
 def test_a_lab_without_a_desk_has_no_judge(shared_lab: rdmalab.Lab) -> None:

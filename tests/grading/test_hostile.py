@@ -108,6 +108,7 @@ OVERWRITING = {
     "ipython": ("", "import builtins; builtins.get_ipython = get_ipython = lambda: None"),
     "checker": ("alice", "well = lambda value: True"),
     "hooks": ("bob", "get_ipython().events.register('pre_run_cell', lambda *x: 1 / 0)"),
+    "transformer": ("bob", "get_ipython().input_transformers_post.append(lambda x: ['pass'])"),
     "asserting": ("", "import builtins; builtins.AssertionError = Warning"),
     "display": ("", "import sys; sys.displayhook = sys.excepthook = sys.stdout = None"),
 }

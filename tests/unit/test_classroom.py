@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from rdmalab.cli import main
-from rdmalab.errors import RdmalabError
+from rdmalab.errors import MachineError, RdmalabError
 from rdmalab.grading.classroom import Classroom, names_for
 from rdmalab.grading.course import Course
-from rdmalab.grading.results import SubmissionResult
+from rdmalab.grading.plans import CheckPlan
+from rdmalab.grading.results import Outcome, SubmissionResult
 from rdmalab.grading.runner import Limits
+from rdmalab.grading.supply import Supply
 
 from .small_course import CANARY, NAME, SOLVED, ProcessMachine, hand_in, make_course, submission
 
@@ -115,7 +117,7 @@ def test_an_interrupt_keeps_what_is_finished(course: Course, tmp_path: Path) -> 
 
     with pytest.raises(KeyboardInterrupt):
         room.grade(files, 1, heard)
-    assert not any(machine.process.is_alive() for machine in room.open)  # type: ignore[attr-defined]
+    assert not any(machine.process.is_alive() for machine in room.supply.open)  # type: ignore[attr-defined]
     found = {file.name for file in (tmp_path / "out").rglob("*") if file.is_file()}
     assert found == {"first.json", "first.html", "results.csv"}
     again = Classroom(course, tmp_path / "out", "", room.limits, print, ProcessMachine)
@@ -226,3 +228,55 @@ def test_untouched_and_broken_ones_need_no_hosts(
     ended, said, err = cli(*words)
     assert ended == 0 and "graded before" in err and "ada" in said
     assert json.loads(scope.read_text())["score"] == 0
+
+
+class Slow:
+    """A machine that counts who is open. It runs nothing."""
+
+    started = 0
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        Slow.started += 1
+        self.closed, self.number = False, Slow.started
+
+    def close(self) -> None:
+        self.closed = True
+
+    def run(self, source: str, limits: Limits, *, ours: bool) -> Outcome:
+        raise NotImplementedError
+
+    def check(self, plan: CheckPlan, limits: Limits) -> Outcome:
+        raise NotImplementedError
+
+
+def test_the_next_machine_is_started_while_one_is_used_and_none_is_left() -> None:
+    Slow.started = 0
+    supply = Supply(3, print, Slow)
+    for _ in range(3):
+        supply.begun()
+        machine = supply.fresh()
+        if supply.ready is not None:
+            supply.ready.result(timeout=10)
+        assert Slow.started == min(machine.number + 1, 3), "one more, if there is one to come"
+        machine.close()
+    again = supply.fresh()  # for a submission that has ended its machine
+    assert not again.closed
+    supply.stop()
+    assert all(machine.closed for machine in supply.open) and again.closed
+    with pytest.raises(RdmalabError, match="interrupted"):
+        supply.fresh()
+
+
+def test_a_start_ahead_that_failed_is_tried_again_when_it_is_needed() -> None:
+    failing = iter([False, True, False])
+
+    def start(say: Callable[[str], None]) -> Slow:
+        if next(failing):
+            raise MachineError("no memory")
+        return Slow(say)
+
+    supply = Supply(1, print, start)
+    supply.fresh()
+    supply.begun()
+    assert not supply.fresh().closed
+    supply.stop()
