@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import overlay, qemu, qmp, shared, snapshot
+from . import limits, overlay, qemu, qmp, shared, snapshot
 from .bootport import GuestPanic, collect, launched
 from .cpio import write_cpio
 from .errors import BackendError
@@ -53,6 +53,7 @@ def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
     key = snapshot_key(image, machine, files)
     try:
         folder = fresh_folder(lab)
+        limits.check_room(machine.ram_mib)
         saved, why_not = snapshot.find(key, machine.qemu.banner)
         saved = saved or shared.find(key, machine.qemu, say)
         if why_not:

@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from . import limits
 from .console import said_in
 from .errors import BackendError, LabGone
 from .state import LabState, lab_folder
@@ -40,7 +41,7 @@ def lab_gone(state: LabState) -> LabGone:
     """
     said = said_in(lab_folder(state.lab))
     told = said.panicked or said.qemu
-    words = said.shown() + said.keep(f"gone-{state.lab}-{state.pid}") if told else ""
+    words = said.shown() + said.keep(f"gone-{state.lab}-{state.pid}") if told else limits.kills()
     process = "virtual machine" if state.backend == "vm" else "steward"
     return LabGone(
         f"The lab {state.lab!r} is gone: its {process} (pid {state.pid}) has ended.{words}",

@@ -39,7 +39,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         # what hosts boot from
         "recipe manifest leash packing builder shelf image",
         # where hosts live
-        "state desk console qemu qmp snapshot shared bootport overlay microvm remote",
+        "limits state desk console qemu qmp snapshot shared bootport overlay microvm remote",
         "stewards dockerengine dockerimage dockerhosts localhosts",
         # what a notebook talks to
         "outputs channels verdicts kernels jobs faults",

@@ -26,6 +26,7 @@ __all__ = [
     "disk",
     "memlock",
     "memory",
+    "memory_groups",
     "user_namespaces",
 ]
 
@@ -90,7 +91,7 @@ def available_memory(root: Path = ROOT) -> tuple[int, str]:
     """
     found = re.search(r"MemAvailable:\s+(\d+) kB", read(root / "proc/meminfo"))
     free_bytes, which = (int(found.group(1)) * 1024 if found else 0), ""
-    for folder, limit_name, usage_name in _memory_groups(root):
+    for folder, limit_name, usage_name in memory_groups(root):
         limit, usage = read(folder / limit_name), read(folder / usage_name)
         if not (limit.isdigit() and usage.isdigit()):
             continue  # "max", or no such group
@@ -101,7 +102,7 @@ def available_memory(root: Path = ROOT) -> tuple[int, str]:
     return free_bytes, which
 
 
-def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
+def memory_groups(root: Path) -> list[tuple[Path, str, str]]:
     """(folder, limit file, usage file) of each memory control group from our own to the root."""
     base, groups = root / "sys/fs/cgroup", []
     for line in read(root / "proc/self/cgroup").splitlines():
