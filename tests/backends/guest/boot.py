@@ -3,6 +3,9 @@
 It stands where the guest image has the labs' own boot.py (see rdmalab/guest/initrd-init), in the
 same root with a Docker engine added. No systemd: what a service manager would do is in this file.
 
+The machine is saved and restored, so what belongs to one run comes and goes by orders on QEMU's
+boot port: "join" brings the time, a token and folders lent over 9p, "leave" lets go of them.
+
 A command is one TCP connection on port 7000, which QEMU forwards: a line of JSON comes in (token,
 argv, cwd, env), frames go out (a letter, a length, bytes): "o" standard output, "e" standard error,
 at last "x" with the exit code. Who hangs up ends his command.
@@ -20,6 +23,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 sys.path.insert(0, "/opt/rdmalab")
 from processors import start_all  # rdmalab/hostside/processors.py
@@ -27,7 +31,6 @@ from processors import start_all  # rdmalab/hostside/processors.py
 ADDRESS, PREFIX, PORT = "192.168.76.15", 24, 7000
 DOCKERD_S = 90.0
 DOCKER_LOG = Path("/var/log/dockerd.log")
-PLAN = json.loads(Path("/opt/rdmalab/plan.json").read_text())
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -38,7 +41,10 @@ ENVIRONMENT = {
     "RDMALAB_CACHE_DIR": "/var/cache/rdmalab",
     "RDMALAB_RUNTIME_DIR": "/run/rdmalab",
 }
+LENT = "mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=262144"
+IMAGES = Path(ENVIRONMENT["RDMALAB_CACHE_DIR"], "images")
 MODULES = ("loop", "rdma_rxe", "rdma_ucm", "ib_umad", "veth", "bridge", "br_netfilter")
+run = {"token": ""}  # this run's
 
 
 def say(text: str) -> None:
@@ -59,7 +65,7 @@ def set_up() -> None:
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
     sh("""
-        mkdir -p /dev/pts /dev/shm /checkout /opt/site /var/lib/docker /root
+        mkdir -p /dev/pts /dev/shm /checkout /lent /opt/site /var/lib/docker /root
         mount -t devpts -o ptmxmode=0666 devpts /dev/pts
         mount -t tmpfs -o mode=1777 tmpfs /dev/shm
         mount -t tmpfs -o mode=755 tmpfs /run
@@ -78,24 +84,26 @@ def set_up() -> None:
         mount -t erofs -o ro /dev/vdb /opt/site
         mkfs.ext4 -q -F -O ^has_journal /dev/vdc
         mount -t ext4 /dev/vdc /var/lib/docker
-        mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=mmap,msize=262144 checkout /checkout
     """)
-    lend_image()
 
 
-def lend_image() -> None:
-    """This machine's guest image, under the id that the checkout's recipe has."""
-    if not PLAN["image"]:
-        return
-    folder = Path(ENVIRONMENT["RDMALAB_CACHE_DIR"], "images", PLAN["image"])
-    folder.mkdir(parents=True)
-    sh("""
-        mkdir /lent
-        mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=262144 image /lent
+def join(order: dict) -> None:
+    """Take what is this run's: the time, randomness, the checkout, the guest image under its id."""
+    time.clock_settime(time.CLOCK_REALTIME, order["time"])
+    Path("/dev/urandom").write_text(order["seed"])
+    sh(f"""
+        mkdir -p {IMAGES}/{order["image"]}
+        {LENT},cache=mmap checkout /checkout
+        {LENT},cache=loose image /lent
+        find /lent -type f ! -name verified.json -exec ln -s '{{}}' {IMAGES}/{order["image"]} ';'
     """)
-    for file in Path("/lent").iterdir():
-        if file.name != "verified.json":
-            (folder / file.name).symlink_to(file)
+    run["token"] = order["token"]
+
+
+def leave() -> None:
+    """Let go of it again, before the machine is saved."""
+    run["token"] = ""
+    sh(f"umount /checkout /lent; rm -r {IMAGES}; sync")
 
 
 def start_docker() -> None:
@@ -121,12 +129,29 @@ def start_docker() -> None:
         time.sleep(0.1)
 
 
-def report(event: dict[str, object]) -> None:
-    """A line for who started QEMU, on the port that is named for it."""
+def obey(port: IO[bytes]) -> None:
+    """Orders of who started QEMU, each answered, until he hangs up."""
+    for line in iter(port.readline, b""):
+        order = json.loads(line)
+        if order["op"] == "join":
+            join(order)
+            tell(port, {"event": "ready"})
+        else:
+            leave()
+            tell(port, {"event": "left"})
+
+
+def tell(port: IO[bytes], event: dict[str, str]) -> None:
+    """A line for who started QEMU."""
+    port.write(json.dumps(event).encode() + b"\n")
+
+
+def open_port() -> IO[bytes]:
+    """The serial port that has the boot port's name; no udev is here to make a link of it."""
     for name in Path("/sys/class/virtio-ports").glob("*/name"):
         if name.read_text().strip() == "org.rdmalab.boot":
-            with open(f"/dev/{name.parent.name}", "wb", buffering=0) as port:
-                port.write(json.dumps(event).encode() + b"\n")
+            return open(f"/dev/{name.parent.name}", "r+b", buffering=0)
+    raise RuntimeError("QEMU has no boot port")
 
 
 # ---------------------------------------------------------------- running commands
@@ -145,7 +170,7 @@ def answer(sock: socket.socket) -> None:
         sock.settimeout(30)
         try:
             order = json.loads(sock.makefile("rb").readline())
-            if hmac.compare_digest(str(order["token"]), PLAN["token"]):
+            if run["token"] and hmac.compare_digest(str(order["token"]), run["token"]):
                 sock.settimeout(None)
                 execute(sock, order)
         except (OSError, ValueError, KeyError) as error:
@@ -213,17 +238,21 @@ def send(sock: socket.socket, kind: bytes, data: bytes) -> None:
 
 def run_machine() -> None:
     """Everything but what only process 1 can do; a child of it."""
+    port = open_port()
     try:
         set_up()
         start_all()
         start_docker()
         server = socket.create_server((ADDRESS, PORT), backlog=64)
+        server_thread = threading.Thread(target=serve, args=(server,), daemon=True)
+        server_thread.start()
+        tell(port, {"event": "booted"})
+        obey(port)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        report({"event": "failed", "why": str(error)})
+        tell(port, {"event": "failed", "why": str(error)})
         raise
-    say("ready")
-    report({"event": "ready"})
-    serve(server)
+    if run["token"]:  # else nobody has taken the machine, and nobody will
+        server_thread.join()
 
 
 def main() -> None:
