@@ -57,6 +57,8 @@ def started(checkout: Path = ROOT, say: Say = print) -> Iterator[Machine]:
 
 def boot(checkout: Path, say: Say, *, stays: bool) -> Machine:
     """Start a machine: restored, and first made if need be. One that ``stays`` outlives us."""
+    if not (checkout / "rdmalab").is_dir():
+        raise UsageError(f"{checkout} is no checkout of rdmalab.")
     parts = Parts.found(checkout, say)
     folder = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=runtime_dir()))
     try:

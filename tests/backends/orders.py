@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from rdmalab.console import said_in
 from rdmalab.errors import BackendError
 
 __all__ = ["FRAME", "Machine", "Ran"]
@@ -52,28 +55,28 @@ class Machine:
         """
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         said: dict[str, list[bytes]] = {"o": [], "e": []}
-        code = None
+        code, how = None, "was not answered: the machine has ended"
         try:
             for kind, data in self._frames(argv, dict(env or {}), cwd, timeout_s):
                 if kind == "x":
-                    code = int(data)
+                    code, how = int(data), f"ended with exit code {int(data)}"
                     break
                 said[kind].append(data)
                 if hear:
                     hear(kind, data)
-            failed = check and code != 0
-            how = f"ended with exit code {code}" if code is not None else "lost the machine"
         except TimeoutError:
-            failed, how = True, f"was not done within {timeout_s:.0f} s"
+            how = f"was not done within {timeout_s:.0f} s"
+        except OSError as error:
+            how += f" ({error.strerror}){said_in(Path(self.folder)).shown()}"
         out, err = (b"".join(said[kind]).decode(errors="replace") for kind in "oe")
-        if failed or code is None:
+        if code is None or (check and code != 0):
             raise BackendError(f"In the test machine: {argv[-1]!r} {how}.\n{out}{err}")
         return Ran(code, out, err)
 
     def _frames(
         self, argv: list[str], env: dict[str, str], cwd: str, timeout_s: float
     ) -> Iterator[tuple[str, bytes]]:
-        """What comes back, piece by piece, until the machine hangs up. Raises TimeoutError."""
+        """What comes back, piece by piece. Raises TimeoutError, OSError if the machine ends."""
         end = time.monotonic() + timeout_s
         order = {"token": self.token, "argv": argv, "env": env, "cwd": cwd}
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
@@ -83,7 +86,7 @@ class Machine:
                 sock.settimeout(max(0.001, end - time.monotonic()))
                 data = sock.recv(1 << 16)
                 if not data:
-                    return
+                    raise ConnectionResetError(errno.ECONNRESET, "it hung up")
                 buffer += data
                 while len(buffer) >= FRAME.size:
                     kind, size = FRAME.unpack_from(buffer)

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import time
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from rdmalab.errors import BackendError
 from rdmalab.paths import runtime_dir
 
 from . import disks
-from .machine import Machine, boot
+from .machine import Machine, started
 
 pytestmark = pytest.mark.timeout(900)  # the first test waits for the disks and the boot
 
@@ -87,10 +86,13 @@ def test_the_checkout_is_there_and_may_not_be_changed(machine: Machine) -> None:
     ), shown
 
 
-def test_a_machine_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_machine_that_ends_says_its_last_words_and_leaves_nothing() -> None:
     before = set(runtime_dir().iterdir())
-    with pytest.raises(BackendError, match="failed to open '.*/gone'"):
-        boot(tmp_path / "gone", print, stays=False)
+    lost = r"has ended \((it hung up|Connection reset by peer)\)\n  .*Kernel panic"
+    with started() as short_lived, pytest.raises(BackendError, match=lost):
+        short_lived.run("echo c > /proc/sysrq-trigger; sleep 60")
+    with pytest.raises(BackendError, match="has ended .Connection refused"):
+        short_lived.run("true")
     assert set(runtime_dir().iterdir()) == before
 
 
