@@ -78,6 +78,7 @@ def up(
         show(state.public())
         return
     how = "restored" if state.restored else "first start"
+    how = how if state.backend == "vm" else f"{state.backend} backend"
     why = "" if state.accel == "kvm" else f", because {state.accel_why}"
     print(f"Lab {state.lab} is up after {state.ready_s:.1f} s ({how}; {state.accel}{why}).")
     for host in state.hosts:

@@ -41,8 +41,8 @@ INIT_MIB = 96  # what a host's first process has imported; its kernels share it
 KEEPER_MIB = 96
 KEEPER_PIDS = 64
 GONE_S = 60.0
-FOLDERS = ("/tmp", "/var/tmp", "/run", HOME)
-FILES_SHARE = 0.4  # of a host's memory, for files
+# What a learner can write to, each with its part of a host's memory, which files count as.
+FOLDERS = {HOME: 0.2, "/tmp": 0.15, "/dev/shm": 0.1, "/var/tmp": 0.05, "/run": 0.01}
 ROOT = Path("/")
 runs = stewards.runs
 
@@ -118,7 +118,9 @@ def name_of(lab: str, part: str) -> str:
     return f"rdmalab-{lab}-{place}-{part}"
 
 
-def any_spec(lab: str, image: str, part: str, place: str, command: list[str]) -> dict[str, Any]:
+def any_spec(
+    lab: str, image: str, part: str, place: str, command: list[str], mode: str = "rw"
+) -> dict[str, Any]:
     """What every container of a lab has: no rights, a read-only root, our code, its folder."""
     folder = lab_folder(lab)
     return {
@@ -134,14 +136,15 @@ def any_spec(lab: str, image: str, part: str, place: str, command: list[str]) ->
         "volumes": {
             str(folder / CODE): {"bind": "/opt/rdmalab", "mode": "ro"},
             str(folder / "hosts"): {"bind": "/etc/hosts", "mode": "ro"},
-            str(folder / place): {"bind": CALLS, "mode": "rw"},
+            str(folder / place): {"bind": CALLS, "mode": mode},
         },
     }
 
 
 def keeper_spec(lab: str, image: str, part: str, place: str) -> dict[str, Any]:
     """The container of a network: root in it, with the right to change that network only."""
-    command = logged("keeper", "keep", CALLS)
+    line = f"exec python3 -m rdmalab.keeper keep {CALLS} 2>>{CALLS}/log"
+    command = ["sh", "-c", line]
     return {
         **any_spec(lab, image, part, place, command),
         "user": "0:0",
@@ -183,29 +186,26 @@ def host_spec(
     """A host. ``host``: its spec; ``order``: for its first process; ``nodes``: its devices;
     ``hidden``: folders of other devices in sysfs."""
     uid, gid = (os.getuid(), os.getgid()) if os.getuid() else LEARNER
-    size = int(host["memory_mib"] * FILES_SHARE)
-    files = f"rw,exec,nosuid,nodev,size={size}m,uid={uid},gid={gid},mode="
+    files = f"rw,exec,nosuid,nodev,uid={uid},gid={gid},mode="
+    size = {folder: int(host["memory_mib"] * 1024 * part) for folder, part in FOLDERS.items()}
+    command = ["python3", "-m", "rdmalab.lodger", order]
     memory = f"{host['memory_mib'] + INIT_MIB}m"
     return {
-        **any_spec(lab, image, host["name"], f"h{index}", logged("lodger", order)),
+        **any_spec(lab, image, host["name"], f"h{index}", command, mode="ro"),
         "user": f"{uid}:{gid}",
         "network_mode": "container:" + name_of(lab, f"net-{host['name']}"),
         "devices": [f"{node}:{node}:rw" for node in nodes],
         "tmpfs": {
-            **{folder: files + ("700" if folder == HOME else "1777") for folder in FOLDERS},
+            **{
+                folder: f"{files}{'700' if folder == HOME else '1777'},size={kib}k"
+                for folder, kib in size.items()
+            },
             **dict.fromkeys(hidden, "ro,size=4k,mode=000"),
         },
-        "shm_size": f"{size}m",
         "mem_limit": memory,
         "memswap_limit": memory,
         "pids_limit": host["pids"],
     }
-
-
-def logged(module: str, *words: str) -> list[str]:
-    """A command line for one of our modules, whose complaints go to the lab's folder."""
-    line = f'exec python3 -m rdmalab.{module} "$@" 2>>{CALLS}/log'
-    return ["sh", "-c", line, module, *words]
 
 
 # --- making them ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from .errors import MachineError
 from .manifest import GuestImage
 from .paths import cache_dir
 
-__all__ = ["LABEL", "ensure", "tag"]
+__all__ = ["LABEL", "ensure", "present", "tag"]
 
 NAME = "rdmalab-host"
 LABEL = "org.rdmalab.image"
@@ -33,13 +33,19 @@ def tag(image: GuestImage) -> str:
     return f"{NAME}:{image.id}"
 
 
-def ensure(client: Any, image: GuestImage, say: Callable[[str], None]) -> str:
-    """The hosts' image, imported now if it is not there; its name."""
+def present(client: Any, image: GuestImage) -> str:
+    """The name of the hosts' image if the engine has it, else nothing."""
     import docker.errors
 
-    name = tag(image)
     with explained("for the hosts' image"), contextlib.suppress(docker.errors.ImageNotFound):
-        client.images.get(name)
+        client.images.get(tag(image))
+        return tag(image)
+    return ""
+
+
+def ensure(client: Any, image: GuestImage, say: Callable[[str], None]) -> str:
+    """The hosts' image, imported now if it is not there; its name."""
+    if name := present(client, image):
         return name
     say("making the hosts' Docker image of the guest image (once, about a minute)")
     with unpacked(image) as root, archive(root) as chunks, explained("to import the hosts' image"):
@@ -47,7 +53,7 @@ def ensure(client: Any, image: GuestImage, say: Callable[[str], None]) -> str:
             chunks, repository=NAME, tag=image.id, changes=[f"LABEL {LABEL}={image.id}"]
         )
     remove_others(client, image)
-    return name
+    return tag(image)
 
 
 @contextlib.contextmanager

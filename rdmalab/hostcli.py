@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from . import differences
 from .errors import BackendError, UsageError
 
 __all__ = ["Json", "LabOption", "exec_", "fault", "require_host", "running_state", "say"]
@@ -79,6 +80,7 @@ def fault(
     wanted = parse(settings)
     state = running_state(lab)
     require_host(state, host)
+    differences.require_faults(state)
     with Remote(state) as remote:
         apply(remote, host, wanted)
     undo = "" if "clear" in wanted else f" Undo it with: rdmalab fault {host} clear"

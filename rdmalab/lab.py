@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from . import desk as desks
-from . import dockerhosts, localhosts, microvm, state
+from . import differences, dockerhosts, localhosts, microvm, state, stewards
 from .capture import Capture
 from .errors import BackendError, MachineError, UsageError
 from .faults import Fault
@@ -93,6 +93,7 @@ class Lab:
 
         ``loss``, ``delay``, ``rate`` as tc-netem(8) takes them, ``down=True``; undone at the end.
         """
+        differences.require_faults(self.state)
         return Fault(self.remote, self[host].name, **settings)
 
     def capture(self, host: str | None = None, **limits: int) -> Capture:
@@ -150,7 +151,9 @@ def ensure(
 ) -> LabState:
     """The state of the lab with these hosts, started if it does not run (see :func:`up`)."""
     lab = default_lab() if lab is None else check_lab_id(lab)
-    name = desks.NAME if desks.is_here() else "vm" if backend == "auto" else backend
+    if backend == "auto":
+        backend = os.environ.get("RDMALAB_BACKEND") or "vm"
+    name = desks.NAME if desks.is_here() else backend
     if name not in BACKENDS:
         raise UsageError(
             f"There is no backend {backend!r} in this version; there is: {', '.join(BACKENDS)}.",
@@ -210,7 +213,8 @@ def up(
     """The lab, running: the one that runs already, or a new one.
 
     ``names``: hosts (default alice and bob); ``lab``: an id, for several labs at once (default
-    ``RDMALAB_LAB`` or ``default``); ``desk``: with a place in the guest where a notebook's own
+    ``RDMALAB_LAB`` or ``default``); ``backend``: where the hosts of a new lab live (default
+    ``RDMALAB_BACKEND`` or ``vm``); ``desk``: with a place in the guest where a notebook's own
     kernel runs (``lab.desk``), for grading; ``say`` hears the progress of a start. Takes about
     a second when these hosts were started on this machine before. Raises
     :class:`~rdmalab.errors.RdmalabError`.
@@ -249,4 +253,5 @@ def labs() -> Iterator[LabState]:
 
 def known() -> list[str]:
     """All labs of this user of which there is something: a folder, or a process without one."""
-    return sorted({*state.lab_ids(), *microvm.guests().values()})
+    found = (*microvm.guests().values(), *stewards.marked().values())
+    return sorted({*state.lab_ids(), *found})

@@ -18,7 +18,7 @@ import dataclasses
 import platform
 import time
 
-from . import microvm, stewards
+from . import differences, microvm, stewards
 from .doctor.ports import Port, choose, host_python, proof, wanted
 from .errors import MachineError
 from .state import LabState
@@ -43,7 +43,6 @@ def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
     python, ports = needs(hosts)
     seated = [sit(host, ports[index % len(ports)]) for index, host in enumerate(hosts)]
     numbers = [ports[index % len(ports)].number for index in range(len(hosts))]
-    say(what_differs(ports))
     stop(lab)
     microvm.stop(lab)
     plan = stewards.plan(lab, seated, numbers, python=python)
@@ -52,10 +51,12 @@ def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
             steward.expect("listening", say)
             facts = {"lab": lab, "backend": "local", "accel": "native", "begin": begin}
             why = f"hosts are processes on this machine's kernel {platform.release()}"
-            return stewards.finish(steward, {**facts, "accel_why": why}, say)
+            state = stewards.finish(steward, {**facts, "accel_why": why}, say)
     except BaseException:
         stop(lab)
         raise
+    say(differences.note(state))
+    return state
 
 
 def needs(hosts: list[HostPlan]) -> tuple[str, list[Port]]:
@@ -83,12 +84,3 @@ def needs(hosts: list[HostPlan]) -> tuple[str, list[Port]]:
 def sit(host: HostPlan, port: Port) -> HostPlan:
     """A host with the address and device that this machine has for it."""
     return dataclasses.replace(host, ip=port.ip, device=port.device)
-
-
-def what_differs(ports: list[Port]) -> str:
-    """What a lab's text says of hosts and is not so here, in a sentence."""
-    shared = ", ".join(f"{port.device} ({port.ip})" for port in ports)
-    return (
-        f"hosts are processes of yours on {shared}: no faults, no link of their own, and what the"
-        " labs say about isolation holds between protection domains only"
-    )

@@ -28,6 +28,7 @@ from IPython.core.completer import (
 from IPython.core.interactiveshell import InteractiveShell
 
 from . import desk as desks
+from . import differences
 from . import lab as labs
 from . import pulse
 from .errors import HostError, RdmalabError, UsageError
@@ -151,6 +152,8 @@ class HostTable:
     def __init__(self, lab: Lab) -> None:
         states = lab.remote.call("hello")["hosts"]
         self.title = f"lab {lab.id}: {lab.state.backend} backend, {lab.state.accel}"
+        if differs := differences.note(lab.state):
+            self.title += f": {differs}"
         self.rows = [
             (h.name, h.ip, h.device, f"{h.gid} ({h.gid_index})", str(h.mtu), states[h.name])
             for h in lab.hosts

@@ -25,7 +25,7 @@ from .qmp import end_process
 from .state import LabState, discard, lab_folder, process_started, write
 from .topology import DESK, HostPlan, mac_addresses
 
-__all__ = ["CODE", "StewardPort", "finish", "launched", "no_desk", "plan", "runs", "stop", "strays"]
+__all__ = ["CODE", "StewardPort", "finish", "launched", "marked", "no_desk", "plan", "runs", "stop"]
 
 MARK = "RDMALAB_OF"
 CODE = "code/opt/rdmalab"  # in the lab's folder: what stands at /opt/rdmalab in a guest
@@ -110,6 +110,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": str(folder / CODE),
         "PYTHONDONTWRITEBYTECODE": "1",
         "RDMALAB_RUNTIME_DIR": str(runtime_dir()),
+        "USER": os.environ.get("USER") or str(os.getuid()),
         MARK: str(folder),
     }
 
@@ -133,18 +134,24 @@ def finish(port: StewardPort, facts: dict[str, Any], say: Say) -> LabState:
     return state
 
 
-def strays(lab: str) -> list[int]:
-    """This user's processes that belong to the lab: steward, first processes, kernels."""
+def marked() -> dict[int, str]:
+    """This user's processes that belong to labs here, stewards and hosts': pid to the lab's id."""
     import psutil
 
-    folder = str(lab_folder(lab))
-    found = []
+    folder = runtime_dir() / "labs"
+    found = {}
     for process in psutil.process_iter(["uids"]):
         if process.info["uids"] and process.info["uids"].real == os.getuid():
             with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(MARK) == folder:
-                    found.append(process.pid)
+                mark = Path(process.environ().get(MARK, "/"))
+                if mark.parent == folder:
+                    found[process.pid] = mark.name
     return found
+
+
+def strays(lab: str) -> list[int]:
+    """Those of one lab, whatever is left of its folder."""
+    return [pid for pid, name in marked().items() if name == lab]
 
 
 def runs(state: LabState) -> bool:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from . import differences
 from .errors import BackendError
 from .hostside.errands import capture_line
 from .pcap import PcapReader, Record
@@ -89,6 +90,7 @@ class Tap:
 
     def begin(self) -> None:
         """Start it; returns when it listens. Raises :class:`BackendError` with its reason."""
+        differences.require_wire(self._remote.state)
         try:
             self._command = self._stack.enter_context(
                 self._remote.start("errand", self._errand, host=self.host)

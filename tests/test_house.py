@@ -40,7 +40,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "recipe manifest leash packing builder shelf image",
         # where hosts live
         "limits state desk console qemu qmp snapshot shared bootport overlay microvm remote",
-        "stewards dockerengine dockerimage dockerhosts localhosts",
+        "stewards dockerengine dockerimage dockerproof differences dockerhosts localhosts",
         # what a notebook talks to
         "outputs channels verdicts kernels jobs faults",
         "opcodes packets pcap decoder anatomy sequence ladder tap capture",
@@ -86,6 +86,9 @@ ORDER: dict[str, tuple[str, ...]] = {
 
 # An import against that order, with the reason why it stays.
 ORDER_EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("doctor", "dockerengine"): "asks the engine for a proof; imported only when asked",
+    ("doctor", "dockerimage"): "as above",
+    ("doctor", "dockerproof"): "as above",
     ("doctor", "image"): "reports whether the image is there; imported only when asked",
     ("doctor", "qemu"): "reports its proof of KVM; imported only when asked, works without",
 }

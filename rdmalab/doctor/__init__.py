@@ -7,6 +7,7 @@ Python. Looking and changing are apart: :func:`run_checks` only looks, :func:`fi
 
     machine    processor, memory, disk, limits          kvm        can it be used, really?
     software   Python, QEMU, Docker, Jupyter, image     devices    rdma_rxe and RDMA devices
+    ports      where hosts of the local backend could sit
     packages   what the system has to give (a table)    installer  --fix
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from . import devices, kvm, machine, software
+from . import devices, kvm, machine, ports, software
 from .installer import fix
 from .machine import ROOT, Check
 
@@ -24,8 +25,8 @@ __all__ = ["BACKENDS", "Check", "fix", "render", "run_checks", "works"]
 # What each backend cannot do without. Any other check may warn, but never fails the whole.
 ESSENTIAL = {
     "vm": {"python", "arch", "packages", "qemu", "memory", "disk", "jupyter", "image"},
-    "docker": {"python", "docker", "memory", "disk", "jupyter"},
-    "local": {"python", "rdma devices", "jupyter"},  # no rxe either: a real NIC will do
+    "docker": {"python", "docker", "docker hosts", "memory", "disk", "jupyter"},
+    "local": {"python", "rdma devices", "local hosts", "jupyter"},  # no rxe either: a real NIC will do
 }
 BACKENDS = tuple(ESSENTIAL)
 
@@ -52,12 +53,16 @@ def run_checks(
         lambda: kvm.check(root),
         lambda: machine.memory(root),
         machine.disk,
-        machine.memlock,
+        lambda: machine.memlock(backend == "local"),
         lambda: machine.user_namespaces(root),
         lambda: devices.rxe_module(root, load),
         lambda: devices.rdma_devices(root),
         software.docker,
     ]
+    if backend == "docker":
+        look.append(lambda: software.docker_hosts(root))
+    if backend == "local":
+        look.append(lambda: ports.local_hosts(root))
     if not system:
         look += [software.jupyter, software.image]
     return weigh([check() for check in look], backend)

@@ -15,9 +15,9 @@ from pathlib import Path
 from ..errors import RdmalabError
 from ..paths import shared_dirs
 from . import packages
-from .machine import Check, first_line, run
+from .machine import ROOT, Check, first_line, run
 
-__all__ = ["docker", "image", "jupyter", "python", "qemu", "system_packages"]
+__all__ = ["docker", "docker_hosts", "image", "jupyter", "python", "qemu", "system_packages"]
 
 PYTHON_MIN = (3, 10)
 QEMU_MIN = (7, 2)
@@ -93,6 +93,35 @@ def docker(path: Path = DOCKER_SOCKET) -> Check:
         detail = f"nothing sensible answers at {path} ({error or type(error).__name__})"
         return Check("docker", "warn", detail, step, "docker_silent")
     return Check("docker", "ok", f"Docker engine {version}", code="docker_ok")
+
+
+def docker_hosts(root: Path = ROOT) -> Check:
+    """Can containers have RDMA devices of their own? Tried in one, if the hosts' image is there."""
+    if not (root / "sys/module/rdma_rxe").is_dir():
+        detail = f"this kernel ({os.uname().release}) has not loaded rdma_rxe"
+        step = "`sudo modprobe rdma_rxe`, on Linux 7.1 or newer."
+        return Check("docker hosts", "fail", detail, step, "docker_no_rxe")
+    try:
+        from .. import dockerengine, dockerimage, dockerproof
+        from .. import image as guest
+
+        client = dockerengine.connect()
+        found = guest.find_image()
+        name = dockerimage.present(client, found) if found else ""
+        if not name:
+            detail = "not tried: the hosts' Docker image is not made yet"
+            step = "`rdmalab up --backend docker` makes it (of the guest image), and tries."
+            return Check("docker hosts", "warn", detail, step, "docker_untried")
+        failed, step = dockerproof.prove(client, name)
+    except ImportError as error:
+        step = "`make setup` brings Docker's Python package."
+        return Check("docker hosts", "fail", f"{error}", step, "docker_sdk")
+    except RdmalabError as error:
+        return Check("docker hosts", "fail", error.what, error.next_step, "docker_engine")
+    if failed:
+        return Check("docker hosts", "fail", failed, step, "docker_no_device")
+    detail = "a container made a Soft-RoCE device of its own"
+    return Check("docker hosts", "ok", detail, code="docker_hosts_ok")
 
 
 def _engine_version(path: Path) -> str:

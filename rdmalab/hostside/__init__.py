@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HERE_FILE", "Here", "gid_row", "here"]
+__all__ = ["HERE_FILE", "Here", "gid_row", "here", "netdev_of"]
 
 HERE_FILE = os.environ.get("RDMALAB_HERE", "/run/rdmalab/here.json")
 SYS_INFINIBAND = Path("/sys/class/infiniband")
@@ -34,6 +34,12 @@ def gid_row(device: str, port: int, gid: str) -> int | None:
         if held == wanted and "v2" in (folder / "gid_attrs" / "types" / str(row)).read_text():
             return row
     return None
+
+
+def netdev_of(device: str, port: int, row: int) -> str:
+    """The network interface that a row of a port's GID table belongs to."""
+    place = SYS_INFINIBAND / device / "ports" / str(port) / "gid_attrs" / "ndevs" / str(row)
+    return place.read_text().strip()
 
 
 @dataclass(frozen=True)

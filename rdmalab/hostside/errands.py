@@ -81,9 +81,9 @@ def fault_plan(host: str, settings: Settings) -> list[tuple[list[str], str | Non
     return commands
 
 
-def capture_line(max_packets: int, snaplen: int) -> list[str]:
+def capture_line(max_packets: int, snaplen: int, netdev: str = "eth0") -> list[str]:
     """tcpdump on a host's ``eth0``; ``snaplen``: bytes to keep of each packet."""
-    words = ["tcpdump", "-i", "eth0", "--no-promiscuous-mode"]
+    words = ["tcpdump", "-i", netdev, "--no-promiscuous-mode"]
     words += ["--immediate-mode", "--packet-buffered"]  # neither kernel nor tcpdump holds back
     limits = ["-s", str(snaplen), "-B", str(BUFFER_KIB), "-c", str(max_packets)]
     return [*words, *limits, "-w", "-", f"udp dst port {ROCE_PORT}"]

@@ -127,7 +127,7 @@ class HostKernel(IPythonKernel):
 
     def raw_input(self, prompt: str = "") -> str:
         """``input()`` has nobody to ask: the keyboard is the notebook's."""
-        here = socket.gethostname()
+        here = own_name()
         raise RuntimeError(f"input() does not work on {here}; set the variable in the cell instead")
 
     def getpass(self, prompt: str = "", stream: Any = None) -> str:
@@ -233,9 +233,14 @@ def warm_up() -> None:
     del asyncio, concurrent, comm, IPython, pygments, stack_data, tornado, zmq
 
 
+def own_name() -> str:
+    """This host's name, which is not always that of the machine."""
+    return os.environ.get("HOSTNAME") or socket.gethostname()
+
+
 def refuse_exit() -> None:
     """What ``exit`` and ``quit`` do on a host."""
-    here = socket.gethostname()
+    here = own_name()
     raise RuntimeError(f"exit does not end {here}; lab.{here}.restart() gives it a fresh kernel")
 
 

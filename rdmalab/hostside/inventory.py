@@ -13,7 +13,7 @@ from typing import Any
 import pyverbs.enums as e
 from pyverbs.device import Context
 
-from . import Here
+from . import Here, netdev_of
 
 __all__ = ["device", "gid_words", "gids"]
 
@@ -44,7 +44,7 @@ def device() -> dict[str, Any]:
         "state": e.ibv_port_state(port.state).name.removeprefix("IBV_PORT_").lower(),
         "link_layer": LINK_LAYERS.get(port.link_layer, "unknown"),
         "mtu": f"{128 << port.active_mtu} bytes",
-        "netdev": "eth0",
+        "netdev": netdev_of(here.device, here.port, here.gid_index),
         "ip": here.ip,
         "gid": here.gid,
         "max_qp": f"{limits.max_qp:,}",

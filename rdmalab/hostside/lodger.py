@@ -13,29 +13,42 @@ import gc
 import json
 import socket
 import sys
+import traceback
 from typing import NoReturn
 
-from .hostinit import HostInit
 from .hostlink import CHANNELS
-from .lodging import Lodging
 from .network import HostSpec
-from .nursery import preload
 
 __all__ = ["main"]
+
+TOLD = 3000  # characters of what went wrong
 
 
 def main(order: str) -> NoReturn:
     """Become the host that the order tells of."""
     facts = json.loads(order)
-    spec = HostSpec(**facts["spec"])
     steward = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     steward.connect(facts["call"])
+    try:
+        become(HostSpec(**facts["spec"]), facts, steward)
+    except BaseException:  # nobody sees a container's own complaints: the engine removes it
+        detail = traceback.format_exc()[-TOLD:]
+        steward.send(json.dumps({"event": "failed", "detail": detail}).encode())
+        raise
+
+
+def become(spec: HostSpec, facts: dict[str, str], steward: socket.socket) -> NoReturn:
+    """Everything that can go wrong once there is somebody to tell."""
+    from .hostinit import HostInit
+    from .lodging import Lodging
+    from .nursery import preload
+
     _, fds, _, _ = socket.recv_fds(steward, 64, len(CHANNELS))
     listeners = {name: socket.socket(fileno=fd) for name, fd in zip(CHANNELS, fds, strict=True)}
     preload(graded=False)
     gc.collect()
     gc.freeze()
-    house = Lodging(spec, facts["home"], facts["port"], facts["alone"])
+    house = Lodging(spec, facts["home"], int(facts["port"]), bool(facts["alone"]))
     HostInit(spec, steward, listeners, house).main()
 
 

@@ -20,7 +20,7 @@ from .network import HostSpec
 
 __all__ = ["Lodging"]
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 HANDED_ON = ("RDMALAB_HERE", "RDMALAB_OF")  # where this host's facts are; whose process this is
 libc = ctypes.CDLL(None, use_errno=True)
@@ -64,10 +64,14 @@ class Lodging:
         self.spec, self.home, self.port, self.alone = spec, home, port, alone
 
     def set_up(self) -> dict[str, Any]:
-        """Become the parent of all orphans. Returns the device's active path MTU in bytes."""
+        """Become the parent of all orphans. Returns the device's active path MTU in bytes.
+
+        Learners' processes have this one's uid, and still may not look into it (PR_SET_DUMPABLE).
+        """
         from pyverbs.device import Context
 
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         os.chdir(self.home)
         with Context(name=self.spec.device) as context:
             return {"mtu": 128 << context.query_port(self.port).active_mtu}
@@ -86,6 +90,7 @@ class Lodging:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -96,9 +101,10 @@ class Lodging:
         Path("/proc/self/oom_score_adj").write_text("500")
         handed_on = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
         own = {"HOME": self.home, "IPYTHONDIR": f"{self.home}/.ipython"}
-        code = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+        own["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        user = "learner" if self.alone else os.environ.get("USER", str(os.getuid()))
         os.environ.clear()
-        os.environ.update({**environment(self.spec.name, "learner"), **own, **code, **handed_on})
+        os.environ.update({**environment(self.spec.name, user), **own, **handed_on})
         os.chdir(self.home)
 
     def oom_kills(self) -> int:

@@ -30,7 +30,7 @@ from typing import Any
 
 import zmq
 
-from . import keeper, network
+from . import errands, keeper, netdev_of, network
 from .commands import Client
 from .control import ControlServer, Door
 from .doorway import listen_at
@@ -50,6 +50,7 @@ class Control(ControlServer):
     """The control service of a lab whose networks are kept by keepers, or by nobody."""
 
     kept: dict[str | None, Path]  # the keepers' folders by host; None: the wire's
+    netdevs: dict[str, str]  # of hosts that are processes: this machine's own interfaces
 
     def inside(self, argv: list[str], host: str | None) -> list[str]:
         """A command line as the keeper of that network runs it."""
@@ -60,6 +61,16 @@ class Control(ControlServer):
         if argv[0] == "tcpdump":  # it would give up rights that a keeper has not got
             argv = ["tcpdump", "-Z", "root", *argv[1:]]
         return keeper.command(self.kept[host], argv)
+
+    def op_errand(self, client: Client, request: dict[str, Any]) -> None:
+        """A fault or a capture. On this machine's own interface: a capture, if its owner may."""
+        netdev = self.netdevs.get(request["host"])
+        match request["argv"]:
+            case ["capture", max_packets, snaplen] if netdev:
+                line = errands.capture_line(int(max_packets), int(snaplen), netdev)
+                self.commands.in_guest(client, request["id"], line)
+            case _:
+                super().op_errand(client, request)
 
     def op_exec(self, client: Client, request: dict[str, Any]) -> None:
         """A command on a host, or, as its administrator, beside the host: in its network."""
@@ -218,7 +229,16 @@ class Steward:
         links = {link.spec.name: link for link in self.links}
         server = Control(links, [Door(keys, listener=listen_at(self.folder / "c-1"))])
         server.kept = self.kept
+        server.netdevs = (
+            {} if self.kept else {name: link_netdev(link) for name, link in links.items()}
+        )
         server.serve()
+
+
+def link_netdev(link: HostLink) -> str:
+    """The interface below a host's device."""
+    row = network.find_gid(link.spec.device, link.spec.ip, port=link.port)
+    return netdev_of(link.spec.device, link.port, row)
 
 
 def main() -> int:

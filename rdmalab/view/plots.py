@@ -33,10 +33,13 @@ Point = float | tuple[float, float, float]
 
 def conditions(lab: Lab) -> str:
     """Under what conditions this lab measures, for a caption."""
-    emulated = lab.state.accel == "tcg"
-    machine = "an emulated machine" if emulated else "a virtual machine"
+    machines = {
+        "tcg": "with Soft-RoCE on an emulated machine",
+        "kvm": "with Soft-RoCE on a virtual machine",
+        "native": "on this machine's own kernel",
+    }
     return (
-        f"Measured with Soft-RoCE on {machine} (backend {lab.state.backend}, accel"
+        f"Measured {machines[lab.state.accel]} (backend {lab.state.backend}, accel"
         f" {lab.state.accel}): compare shapes and counts, not microseconds."
     )
 
