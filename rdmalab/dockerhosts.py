@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from . import dockerengine, dockerimage, microvm, stewards
+from . import dockerengine, dockerimage, dockerproof, microvm, stewards
 from .errors import BackendError, MachineError
 from .state import LabState, lab_folder
 from .stewards import CODE, Say
@@ -67,7 +67,7 @@ def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
         with stewards.launched(plan, hosts) as steward:
             steward.expect("listening", say)
             make_networks(client, image, lab, hosts)
-            devices = steward.expect("wired", say)["devices"]
+            devices = wired(steward, say)
             make_hosts(client, image, plan["hosts"], lab, devices, say)
             return stewards.finish(steward, {**facts, "accel_why": why}, say)
     except BaseException:
@@ -221,6 +221,18 @@ def make_networks(client: Any, image: str, lab: str, hosts: list[HostPlan]) -> N
     with ThreadPoolExecutor() as pool:
         specs = [network_spec(lab, image, index, host) for index, host in enumerate(hosts)]
         list(pool.map(lambda spec: run(client, spec), specs))
+
+
+def wired(steward: stewards.StewardPort, say: Say) -> list[str]:
+    """The devices that the keepers have made; an error that says why there is none."""
+    try:
+        devices: list[str] = steward.expect("wired", say)["devices"]
+        return devices
+    except BackendError:
+        if "rdma link add" not in steward.detail:
+            raise
+        why, step = dockerproof.reason(3, steward.detail.rpartition(": ")[2])
+        raise MachineError(f"Hosts cannot have devices here: {why}.", next_step=step) from None
 
 
 def make_hosts(

@@ -28,9 +28,8 @@ from IPython.core.completer import (
 from IPython.core.interactiveshell import InteractiveShell
 
 from . import desk as desks
-from . import differences
+from . import differences, pulse
 from . import lab as labs
-from . import pulse
 from .errors import HostError, RdmalabError, UsageError
 from .jobs import Job
 from .kernels import DEFAULT_TIMEOUT_S

@@ -38,12 +38,14 @@ class StewardPort(BootPort):
     """The conversation with a steward until the lab is up."""
 
     noun = "lab's steward"
+    detail = ""  # why it gave up, if it has
 
     def expect(self, event: str, say: Say) -> dict[str, Any]:
         """The steward's next message, which must be this one. Raises :class:`BackendError`."""
         said = self.read(START_S, say)
         if said["event"] == "failed":
-            raise self.failure(f"gave up: {said['detail']}")
+            self.detail = said["detail"].rstrip(".")
+            raise self.failure(f"gave up: {self.detail}")
         if said["event"] != event:
             raise self.failure(f"says {said['event']} instead of {event}")
         return said

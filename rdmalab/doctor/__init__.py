@@ -26,7 +26,7 @@ __all__ = ["BACKENDS", "Check", "fix", "render", "run_checks", "works"]
 ESSENTIAL = {
     "vm": {"python", "arch", "packages", "qemu", "memory", "disk", "jupyter", "image"},
     "docker": {"python", "docker", "docker hosts", "memory", "disk", "jupyter"},
-    "local": {"python", "rdma devices", "local hosts", "jupyter"},  # no rxe either: a real NIC will do
+    "local": {"python", "rdma devices", "local hosts", "jupyter"},  # no rxe: a real NIC will do
 }
 BACKENDS = tuple(ESSENTIAL)
 

@@ -36,6 +36,12 @@ EVENT_BYTES = 65536
 class HostFailed(RuntimeError):
     """A host that is being started has ended, or says that it cannot go on."""
 
+    def __init__(self, host: str, event: dict[str, Any]) -> None:
+        super().__init__(f"host {host}: {event}")
+        self.host = host
+        lines = str(event.get("detail", event)).strip().splitlines()
+        self.last_word = lines[-1] if lines else ""
+
 
 def fresh_keys() -> dict[str, str]:
     """Keys, and a seed for random numbers, for one kernel."""
@@ -72,7 +78,7 @@ class HostLink:
             data = self.sock.recv(EVENT_BYTES)
             event = json.loads(data) if data else {"event": "failed", "detail": "host init is gone"}
             if event["event"] in ("failed", "died"):
-                raise HostFailed(f"host {self.spec.name}: {event}")
+                raise HostFailed(self.spec.name, event)
             self.state = event["event"]
             self.mtu = int(event.get("mtu", self.mtu))
         self.sock.settimeout(None)

@@ -34,7 +34,7 @@ from . import errands, keeper, netdev_of, network
 from .commands import Client
 from .control import ControlServer, Door
 from .doorway import listen_at
-from .hostlink import CHANNELS, HostLink, say
+from .hostlink import CHANNELS, HostFailed, HostLink, say
 from .network import HostSpec
 
 __all__ = ["Steward"]
@@ -43,7 +43,10 @@ START_S = 300  # for a whole start
 CALL_S = 120.0  # until a container that was started calls
 READY_S = 60.0
 SWITCH = "ns"
+PLACES = {"h": "a host", "n": "a network's keeper"}
 DEVICE_NAMES = 64  # tried for one host: devices of all labs of a kernel have names of their own
+# What the kernel says of a name that is taken: EEXIST, or ENFILE of its table of names.
+TAKEN = ("exists", "Too many open files")
 
 
 class Control(ControlServer):
@@ -107,11 +110,13 @@ class Steward:
 
     def answer(self, place: str) -> socket.socket:
         """Take the call from there."""
-        call = self.calls.pop(place)
-        call.settimeout(CALL_S)
-        caller, _ = call.accept()
-        call.close()
-        return caller
+        with self.calls.pop(place) as call:
+            call.settimeout(CALL_S)
+            try:
+                return call.accept()[0]
+            except TimeoutError:
+                whose = f"the first process of {place} ({PLACES[place[0]]})"
+                raise TimeoutError(f"{whose} did not call within {CALL_S:.0f} s") from None
 
     def meet_keeper(self, place: str, host: str | None) -> int:
         """Take a keeper's call; its pid, as the other keepers know it."""
@@ -145,7 +150,7 @@ class Steward:
                 network.run(keeper.command(self.kept[spec.name], ["rdma", *line.split()]))
                 return named
             except RuntimeError as error:
-                if "exists" not in str(error):
+                if not any(word in str(error) for word in TAKEN):
                     raise
         raise RuntimeError(f"there are {DEVICE_NAMES} devices named {spec.device} already")
 
@@ -250,9 +255,16 @@ def main() -> int:
     steward = Steward(json.loads(lines.readline()), controller)
     try:
         keys = steward.start()
+    except HostFailed as failed:
+        say(str(failed))
+        steward.tell("failed", detail=f"{failed.host} cannot be: {failed.last_word}")
+        return 1
+    except (RuntimeError, TimeoutError) as error:  # a command's, a host's, a container's fault
+        steward.tell("failed", detail=str(error))
+        return 1
     except Exception as error:
         traceback.print_exc(file=sys.__stderr__)
-        steward.tell("failed", detail=f"{error}" or type(error).__name__)
+        steward.tell("failed", detail=f"{type(error).__name__}: {error}")
         return 1
     if json.loads(lines.readline() or b"{}").get("op") != "commit":
         say("the controller went away before the start was complete")
