@@ -39,7 +39,9 @@ lab = rdmalab.up()
 #
 # The kit started a Linux kernel of its own, in a small virtual machine (with the backend `vm`),
 # and two *hosts* in it. A host is a container in the plain sense: it has a name, processes, an
-# Ethernet interface, an RDMA device and a Python of its own.
+# Ethernet interface, an RDMA device and a Python of its own. (With the backend `docker` your own
+# kernel has them. With `local` they are two processes on it, which share all of that; the table
+# above says what this changes.)
 #
 # **Predict.** Both hosts run the same three commands. What will be equal, what will differ? Will
 # alice see the processes of bob?

@@ -14,6 +14,7 @@ import signal
 import socket
 import stat
 import struct
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,14 @@ class Container:
         """How often a process of this host has been killed for want of memory."""
         return self.cgroup.oom_kills()
 
-    def kill(self, leaf: str) -> None:
-        """End all processes of ``kernel``, of ``exec`` or (``.``) of both."""
+    def kill(self, leaf: str, commands: Collection[int]) -> None:
+        """End all processes of ``kernel``, of ``exec`` or (``.``) of both.
+
+        ``commands``: pids of what ``exec`` has started, for who has no control groups.
+        """
         self.cgroup.kill(leaf)
 
-    def empty(self, leaf: str) -> bool:
+    def empty(self, leaf: str, commands: Collection[int]) -> bool:
         """Whether none is left there."""
         return self.cgroup.empty(leaf)
 

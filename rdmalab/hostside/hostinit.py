@@ -156,11 +156,11 @@ class HostInit:
 
     def kill_all(self, folder: str, deadline_s: float = 5.0) -> None:
         """End every process of learners on this host, fork bombs included; bounded in time."""
-        self.house.kill(folder)
+        self.house.kill(folder, self.running)
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
             self.reap()
-            if self.house.empty(folder):
+            if self.house.empty(folder, self.running):
                 return
             time.sleep(0.005)
 
@@ -208,7 +208,7 @@ class HostInit:
         """One request of the agent."""
         data, fds, _, _ = socket.recv_fds(self.agent, 65536, 2)
         if not data:
-            self.house.kill(".")
+            self.house.kill(".", ())
             os._exit(0)
         message = json.loads(data)
         op = message["op"]

@@ -8,10 +8,12 @@ a host's first process is the parent of everything that is started on it, orphan
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import signal
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,26 +116,24 @@ class Lodging:
         lines = MEMORY_EVENTS.read_text().splitlines()
         return int(dict(line.split() for line in lines)["oom_kill"])
 
-    def members(self, leaf: str) -> list[int]:
+    def members(self, leaf: str, commands: Collection[int]) -> list[int]:
         """The living processes of ``kernel`` or (``.``) of this host.
 
-        The kernel's are those whose session is not led by a living command of ``exec``: the kernel
-        itself has ended when this is asked.
+        The kernel's are those that are in no session of the ``commands`` that ``exec`` has started.
         """
-        me = os.getpid()
-        family = {pid: kin for pid, kin in descendants(me, processes()).items() if not kin.ended}
-        commands = {pid for pid, kin in family.items() if kin.parent == me and kin.session == pid}
-        return [pid for pid, kin in family.items() if leaf == "." or kin.session not in commands]
+        return [
+            pid
+            for pid, kin in descendants(os.getpid(), processes()).items()
+            if not kin.ended and (leaf == "." or kin.session not in commands)
+        ]
 
-    def kill(self, leaf: str) -> None:
+    def kill(self, leaf: str, commands: Collection[int]) -> None:
         """End them, except for those that are born meanwhile."""
-        for pid in self.members(leaf):
-            try:
+        for pid in self.members(leaf, commands):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or changed
                 os.kill(pid, signal.SIGKILL)
-            except OSError:
-                continue  # it has ended, or it has become somebody else
 
-    def empty(self, leaf: str) -> bool:
+    def empty(self, leaf: str, commands: Collection[int]) -> bool:
         """Whether none is left; those born since the last look are ended now."""
-        self.kill(leaf)
-        return not self.members(leaf)
+        self.kill(leaf, commands)
+        return not self.members(leaf, commands)
