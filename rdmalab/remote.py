@@ -94,9 +94,9 @@ class Remote:
         """One request and its answer. Raises :class:`BackendError` with what the guest says."""
         with self._conversation() as (ident, inbox):
             self._send({"id": ident, "op": op, **args})
-            answer, _ = self.receive(inbox, timeout_s, f"the guest's answer to {op!r}")
+            answer, _ = self.receive(inbox, timeout_s, f"the lab's answer to {op!r}")
         if "error" in answer:
-            raise BackendError(f"The guest refused {op!r}: {answer['error']}.")
+            raise BackendError(f"The lab refused {op!r}: {answer['error']}.")
         return answer
 
     def stream(
@@ -116,7 +116,7 @@ class Remote:
                     content, data = self.receive(inbox, left, f"{argv[0]} to end")
                     if "error" in content:
                         raise BackendError(
-                            f"The guest refused to run {argv[0]}: {content['error']}."
+                            f"The lab refused to run {argv[0]}: {content['error']}."
                         )
                     if "exit" in content:
                         yield int(content["exit"])
@@ -153,7 +153,7 @@ class Remote:
                 parts[item[0]].append(item[1])
         if code:
             said = b"".join(parts["stderr"]).decode(errors="replace").strip()
-            raise BackendError(f"{' '.join(argv)} failed in the guest (exit {code}): {said}")
+            raise BackendError(f"{' '.join(argv)} failed in the lab (exit {code}): {said}")
         return b"".join(parts["stdout"]).decode(errors="replace")
 
     def receive(self, inbox: queue.SimpleQueue[Frame], timeout_s: float, what: str) -> Frame:
@@ -255,7 +255,7 @@ class Command:
                 continue
             if "error" in content:
                 self.code = -1
-                raise BackendError(f"The guest refused to run a command: {content['error']}.")
+                raise BackendError(f"The lab refused to run a command: {content['error']}.")
             if "exit" in content:
                 self.code = int(content["exit"])
                 return None

@@ -157,8 +157,14 @@ def strays(lab: str) -> list[int]:
 
 
 def runs(state: LabState) -> bool:
-    """Whether the process that a state names is that lab's steward."""
-    return state.alive() and state.pid in strays(state.lab)
+    """Whether the process that a state names is that lab's steward, and no other with its pid."""
+    import psutil
+
+    try:
+        mark = psutil.Process(state.pid).environ().get(MARK)
+    except (psutil.Error, OSError):
+        return False
+    return state.alive() and mark == str(lab_folder(state.lab))
 
 
 def stop(lab: str) -> bool:
