@@ -639,22 +639,30 @@ view.bars(
 # "pay bob 1000" into the same buffer. Bob posts his receive a little late. What will he read?
 
 # %%
-jobs = lab.alice.start("fresh()"), lab.bob.start("fresh(min_rnr_timer=28)")  # 28: 163.84 ms
-for job in jobs:
-    job.result()
-
-# %%
 # %%on alice
-ep.buffer[0:12] = b"pay bob   10"
-ep.post_send(0, 12)
-time.sleep(0.05)  # by now it has been on the wire, and was refused: bob has no receive
-ep.buffer[0:12] = b"pay bob 1000"
+def send_and_change():
+    """Post a SEND, and write to its buffer before it is completed."""
+    ep.buffer[0:12] = b"pay bob   10"
+    ep.post_send(0, 12)
+    time.sleep(0.05)  # by now it has been on the wire, and was refused: bob has no receive
+    ep.buffer[0:12] = b"pay bob 1000"
+
 
 # %%
 # %%on bob
-ep.post_recv(0, 64)
-ep.wait(1)
-print("bob reads:", ep.buffer[0:12])
+def receive_late():
+    """Post the receive for what was sent before, and read."""
+    ep.post_recv(0, 64)
+    ep.wait(1)
+    print("bob reads:", ep.buffer[0:12])
+
+
+# %%
+jobs = lab.alice.start("fresh()"), lab.bob.start("fresh(min_rnr_timer=31)")  # 31: 491.52 ms
+for job in jobs:
+    job.result()
+lab.alice.run("send_and_change()")
+lab.bob.run("receive_late()")
 
 # %% [markdown]
 # **What happened.** The device had sent the message already, and sent it again, and took the bytes
