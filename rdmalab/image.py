@@ -204,7 +204,7 @@ def export_image(file: Path, *, arch: str | None = None) -> GuestImage:
     verify_image(image, full=True)
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        with tarfile.open(part, "w") as tar:
+        with tarfile.open(part, "w", dereference=True) as tar:
             for name in (META, *FILES):
                 tar.add(image.folder / name, arcname=name, filter=_anonymous)
         part.replace(file)

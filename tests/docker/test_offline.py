@@ -1,0 +1,162 @@
+"""The bundle for a class without a network, on an engine that has nothing; and a killed engine.
+
+The engine is one of the test's own, with no image and no way out, so that it can be killed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .engine import ROOT, Engine, run
+from .test_compose import Project, gone, on_the_machine
+
+pytestmark = [pytest.mark.docker, pytest.mark.long, pytest.mark.timeout(1800)]
+
+ENGINE_S = 120
+
+
+class OwnEngine(Engine):
+    """A Docker engine in a folder: it shares nothing with the machine's, and reaches nothing.
+
+    As on a system, it is two programs, and containers belong to containerd: they outlive dockerd.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = f"unix://{folder}/docker.sock"
+        super().__init__(self.socket)
+        (folder / "containerd.toml").touch()
+        words = ["--config", folder / "containerd.toml", "--address", folder / "containerd.sock"]
+        words += ["--root", folder / "containerd", "--state", folder / "running"]
+        self.containerd = self.launch("containerd", *map(str, words))
+        self.dockerd: subprocess.Popen[bytes] | None = None
+
+    def launch(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start one of its programs; all that it says goes to one file."""
+        with open(self.folder / "log", "ab") as log:
+            return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def start(self) -> None:
+        """Start dockerd and wait until it answers."""
+        words = ["--data-root", self.folder / "data", "--exec-root", self.folder / "exec"]
+        words += ["--pidfile", self.folder / "pid", "--host", self.socket]
+        words += ["--containerd", self.folder / "containerd.sock"]
+        words += ["--bridge", "none", "--iptables=false", "--ip6tables=false"]
+        self.dockerd = self.launch("dockerd", *map(str, words))
+        end = time.monotonic() + ENGINE_S
+        while self.ask("version").returncode != 0:
+            assert self.dockerd.poll() is None, (self.folder / "log").read_text()[-2000:]
+            assert time.monotonic() < end, (self.folder / "log").read_text()[-2000:]
+            time.sleep(0.5)
+
+    def kill(self) -> None:
+        """Kill dockerd; it has no time for anything."""
+        assert self.dockerd is not None
+        self.dockerd.kill()
+        self.dockerd.wait(ENGINE_S)
+
+    def end(self) -> None:
+        """Ask both to end."""
+        for process in (self.dockerd, self.containerd):
+            if process is not None and process.poll() is None:
+                process.terminate()
+                process.wait(ENGINE_S)
+
+
+@pytest.fixture(scope="module")
+def own(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnEngine]:
+    """Such an engine; its folder is gone in the end."""
+    if os.geteuid() != 0 or not (shutil.which("dockerd") and shutil.which("containerd")):
+        pytest.skip("it takes root, and dockerd, to start an engine")
+    own = OwnEngine(tmp_path_factory.mktemp("engine"))
+    try:
+        own.start()
+        yield own
+    finally:
+        own.end()
+        shutil.rmtree(own.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def bundle(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The bundle, made on the machine's engine and unpacked elsewhere."""
+    folder = tmp_path_factory.mktemp("class")
+    made = run(
+        [str(ROOT / "docker" / "bundle"), str(folder / "class.tar"), image], 600, env=engine.env
+    )
+    assert made.returncode == 0, made.stderr
+    subprocess.run(["tar", "-xf", folder / "class.tar", "-C", folder], check=True, timeout=120)
+    (folder / "class.tar").unlink()
+    yield folder / "rdmalab-class"
+    shutil.rmtree(folder)
+    engine("rmi", "rdmalab:class")
+
+
+def set_up(bundle: Path, own: Engine) -> subprocess.CompletedProcess[str]:
+    """Run the bundle's own `setup`, from another folder."""
+    return run([str(bundle / "setup")], 600, env=own.env, cwd="/")
+
+
+def test_a_damaged_bundle_says_so_and_loads_nothing(bundle: Path, own: OwnEngine) -> None:
+    whole = (bundle / "architecture").read_bytes()
+    (bundle / "architecture").write_bytes(b"vax\n")
+    done = set_up(bundle, own)
+    (bundle / "architecture").write_bytes(whole)
+    assert done.returncode == 1
+    assert "damaged or missing" in done.stderr
+    assert own("images", "--quiet") == ""
+
+
+def test_without_docker_or_rdmalab_it_says_what_to_do(bundle: Path, tmp_path: Path) -> None:
+    """As on a laptop where Docker is not started."""
+    env = {"PATH": "/usr/bin:/bin", "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    done = run([str(bundle / "setup")], 120, env=env)
+    assert done.returncode == 1
+    assert "No Docker engine answers" in done.stderr
+
+
+def test_the_bundle_sets_a_machine_up_without_a_network(bundle: Path, own: OwnEngine) -> None:
+    """Loaded, rehearsed (SEND and WRITE with equal bytes), and the next step said."""
+    done = set_up(bundle, own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "compose.yaml up" in done.stdout
+    assert own("images", "--format", "{{.Repository}}:{{.Tag}}").split() != []
+
+
+def test_its_guest_image_is_one_that_rdmalab_takes(bundle: Path, tmp_path: Path) -> None:
+    """For machines without Docker."""
+    env = {**os.environ, "RDMALAB_CACHE_DIR": str(tmp_path / "cache")}
+    done = run(["rdmalab", "image", "import", str(bundle / "guest.tar")], 120, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "is imported" in done.stdout
+
+
+def test_a_killed_engine_leaves_nothing_that_down_does_not_remove(
+    bundle: Path, own: OwnEngine
+) -> None:
+    """Killed with hosts running, started again: the work is there, and then nothing is."""
+    project = Project(own, "rdmalab:local")
+    project.up()
+    project.sh("echo kept > /work/mine.txt; rdmalab up >&2")
+    processes = on_the_machine(project)
+    assert any("qemu-system" in name for name in processes.values()), processes
+    own.kill()
+    own.start()
+    project.up()
+    assert gone(processes), "a container of before the kill still runs"
+    assert project.sh("cat /work/mine.txt; rdmalab up >&2") == "kept"
+    processes = on_the_machine(project)
+    project.compose("down", "--volumes")
+    assert project.left() == ""
+    assert gone(processes)
+    connection = http.client.HTTPConnection("127.0.0.1", project.port, timeout=5)
+    with pytest.raises(ConnectionRefusedError):
+        connection.request("GET", "/")
