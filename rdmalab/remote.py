@@ -115,9 +115,7 @@ class Remote:
                     left = 3600.0 if end is None else max(0.0, end - time.monotonic())
                     content, data = self.receive(inbox, left, f"{argv[0]} to end")
                     if "error" in content:
-                        raise BackendError(
-                            f"The lab refused to run {argv[0]}: {content['error']}."
-                        )
+                        raise BackendError(f"The lab refused to run {argv[0]}: {content['error']}.")
                     if "exit" in content:
                         yield int(content["exit"])
                         return

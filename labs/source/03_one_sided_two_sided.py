@@ -638,6 +638,7 @@ view.bars(
 # **Predict.** Alice posts a SEND of "pay bob   10", and then, before it is completed, writes
 # "pay bob 1000" into the same buffer. Bob posts his receive a little late. What will he read?
 
+
 # %%
 # %%on alice
 def send_and_change():
