@@ -1,4 +1,4 @@
-"""What a container's or service's memory limit means for a lab: refused before, explained after.
+"""What a container's or service's limits mean for a lab: heeded before, explained after.
 
 Nobody is told when the kernel ends a process for its control group's limit: it gets SIGKILL, and
 the group counts one ``oom_kill`` more.
@@ -6,13 +6,14 @@ the group counts one ``oom_kill`` more.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
-from .doctor.machine import ROOT, available_memory, memory_groups, read
+from .doctor.machine import ROOT, available_memory, control_groups, memory_groups, read
 from .errors import MachineError
 
-__all__ = ["QEMU_MIB", "check_room", "kills"]
+__all__ = ["QEMU_MIB", "check_room", "kills", "processors"]
 
 QEMU_MIB = 60  # beside the guest's memory: QEMU itself and the code that it translates
 WHO_SETS_IT = "docker run --memory, RDMALAB_MEMORY of docker/hub/compose.yaml, a pod's limits"
@@ -31,6 +32,20 @@ def check_room(ram_mib: int, root: Path = ROOT) -> None:
             f"{limit}.",
             next_step=f"Shut down other notebooks' kernels, or raise the limit ({WHO_SETS_IT}).",
         )
+
+
+def processors(root: Path = ROOT) -> int:
+    """How many processors this process may keep busy: of the machine, and of its control groups."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    shares = [float(count or 1)]
+    for folder, version in control_groups(root, "cpu"):
+        if version == 2:
+            words = read(folder / "cpu.max").split()
+        else:
+            words = [read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        if len(words) == 2 and all(word.isdigit() for word in words):  # "max" and -1: no limit
+            shares.append(int(words[0]) / int(words[1]))
+    return max(1, int(min(shares)))
 
 
 def kills(root: Path = ROOT) -> str:

@@ -154,7 +154,7 @@ def plan_machine(image: GuestImage, hosts: list[HostPlan]) -> qemu.Machine:
     ports += [
         CONTROL_PORT + 100 + 10 * i + c for i in range(len(hosts)) for c in range(len(CHANNELS))
     ]
-    return qemu.Machine(found, accel, qemu.cpus(), ram, tuple(ports))
+    return qemu.Machine(found, accel, qemu.CPUS, ram, tuple(ports))
 
 
 def snapshot_key(image: GuestImage, machine: qemu.Machine, files: dict[str, bytes]) -> str:
@@ -244,6 +244,7 @@ def thaw_order(lab: str, machine: qemu.Machine, hosts: list[HostPlan]) -> dict[s
         "op": "thaw",
         "lab": lab,
         "time": time.time(),
+        "cpus": min(qemu.CPUS, limits.processors()),
         "seed": base64.b64encode(secrets.token_bytes(64)).decode(),
         "macs": mac_addresses(str(os.getuid()), lab, [h.name for h in hosts if h != DESK]),
         "machine": {"accel": machine.accel.name, "accel_why": machine.accel.why},

@@ -27,6 +27,7 @@ from .leash import leashed
 from .paths import cache_dir
 
 __all__ = [
+    "CPUS",
     "MAPS_READ_ONLY",
     "Accel",
     "Machine",
@@ -46,6 +47,9 @@ MACHINES = {
     "amd64": ("qemu-system-x86_64", "pc-q35-7.2", "Nehalem-v1", "ttyS0"),
     "arm64": ("qemu-system-aarch64", "virt-7.2,gic-version=3", "cortex-a72", "ttyAMA0"),
 }
+# Every guest has two processors, so that a saved start fits every machine and container; of these
+# it uses no more than it is allowed (``limits.processors``), since more ruin the latency.
+CPUS = 2
 TB_SIZE_MIB = 128  # translated code kept by TCG; its default may take a quarter of the memory
 
 
@@ -127,12 +131,6 @@ def find_qemu(program: str = "") -> Qemu:
             next_step="Install a newer QEMU, or name one in RDMALAB_QEMU.",
         )
     return Qemu(path, version, banner)
-
-
-def cpus() -> int:
-    """Virtual CPUs: two, and never more than this process may use (more ruin the latency)."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(2, available or 1)
 
 
 def choose_accel(image: GuestImage, qemu: Qemu) -> Accel:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import __version__, qemu
+from . import __version__, limits, qemu
 from . import lab as labs
 from .errors import RdmalabError
 from .image import find_image
@@ -136,7 +136,7 @@ def machine_facts() -> dict[str, str]:
     """Versions of what counts; no name, user or path of this machine."""
     facts = {"rdmalab": __version__, "python": platform.python_version()}
     facts["machine"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    facts["cpus"] = str(qemu.cpus())
+    facts["cpus"] = str(min(qemu.CPUS, limits.processors()))
     try:
         facts["qemu"] = qemu.find_qemu().banner.removeprefix("QEMU emulator version ")
         image = find_image()

@@ -23,6 +23,7 @@ __all__ = [
     "Check",
     "arch",
     "available_memory",
+    "control_groups",
     "disk",
     "memlock",
     "memory",
@@ -104,20 +105,29 @@ def available_memory(root: Path = ROOT) -> tuple[int, str]:
 
 def memory_groups(root: Path) -> list[tuple[Path, str, str]]:
     """(folder, limit file, usage file) of each memory control group from our own to the root."""
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+    names[2] = ("memory.max", "memory.current")
+    return [(folder, *names[version]) for folder, version in control_groups(root, "memory")]
+
+
+def control_groups(root: Path, controller: str) -> list[tuple[Path, int]]:
+    """Folder and version (1 or 2) of each control group from our own to the root.
+
+    In a container our own may be the one that is mounted at the root.
+    """
     base, groups = root / "sys/fs/cgroup", []
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            tops, names = [base, base / "unified"], ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            tops = [base / "memory"]
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            tops, version = [base, base / "unified"], 2
+        elif controller in controllers.split(","):
+            tops, version = [base / controller], 1
         else:
             continue
         for top in tops:
             own = top / path.strip("/")
             above = [folder for folder in own.parents if folder == top or top in folder.parents]
-            groups += [(folder, *names) for folder in (own, *above)]
+            groups += [(folder, version) for folder in (own, *above)]
     return groups
 
 

@@ -28,7 +28,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import network
+from . import network, processors
 from .hostlink import (
     CHANNELS,
     CONTROL_PORT,
@@ -154,6 +154,7 @@ class Agent:
         """
         import zmq
 
+        processors.use(order["cpus"])
         time.clock_settime(time.CLOCK_REALTIME, order["time"])
         reseed(base64.b64decode(order["seed"]))
         self.doors["owner"] = zmq.curve_keypair()

@@ -14,7 +14,7 @@ import ctypes
 import os
 from pathlib import Path
 
-__all__ = ["CGROUPS", "CONTROLLERS", "start_all"]
+__all__ = ["CGROUPS", "CONTROLLERS", "start_all", "use"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 CONTROLLERS = "+pids +memory +rdma"
@@ -33,3 +33,11 @@ def start_all() -> None:
     for switch in sorted(PROCESSORS.glob("cpu[0-9]*/online")):
         if switch.read_text().strip() == "0":
             switch.write_text("1")
+
+
+def use(count: int) -> None:
+    """Stop the processors beyond the first ``count``: the machine below may keep no more busy."""
+    for switch in sorted(PROCESSORS.glob("cpu[0-9]*/online")):
+        number = int(switch.parent.name.removeprefix("cpu"))
+        if number >= count and switch.read_text().strip() == "1":
+            switch.write_text("0")

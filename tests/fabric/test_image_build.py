@@ -91,7 +91,7 @@ def boot(
     guest_image: image.GuestImage, *words: str, files: Mapping[str, bytes], disk: Path | None
 ) -> str:
     """Boot without KVM, like any laptop can; returns the console's text when QEMU has ended."""
-    line = qemu.base_command(qemu.find_qemu(), qemu.Accel("tcg", ""), qemu.cpus())
+    line = qemu.base_command(qemu.find_qemu(), qemu.Accel("tcg", ""), qemu.CPUS)
     line += ["-m", "512M", "-serial", "stdio", "-kernel", str(guest_image.kernel)]
     line += ["-append", qemu.kernel_line(*words)]
     if disk:

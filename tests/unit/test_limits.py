@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,41 @@ def test_b69_what_the_kernel_ended_is_told(
 def test_nothing_is_told_where_nothing_was_ended(tmp_path: Path) -> None:
     files = {"memory.max": f"{800 * MIB}", "memory.events": "oom 0\noom_kill 0"}
     assert limits.kills(group(tmp_path, files)) == ""
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "count"),
+    [
+        ("0::/\n", {"cpu.max": "max 100000"}, 64),
+        ("0::/\n", {"cpu.max": "100000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "250000 100000"}, 2),
+        ("0::/\n", {"cpu.max": "20000 100000"}, 1),
+        ("0::/a/b\n", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, 3),
+        (
+            "3:cpu,cpuacct:/docker/x\n",
+            {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"},
+            1,
+        ),
+        (
+            "3:cpu,cpuacct:/docker/x\n",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            64,
+        ),
+    ],
+)
+def test_b69_no_more_processors_than_this_process_may_keep_busy(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cgroup: str,
+    files: dict[str, str],
+    count: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    assert limits.processors(group(tmp_path, files, cgroup)) == count
+
+
+def test_b69_a_process_that_is_kept_to_one_processor_uses_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    assert limits.processors(group(tmp_path, {})) == 1

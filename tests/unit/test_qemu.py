@@ -272,10 +272,3 @@ def test_b64_a_verdict_that_cannot_be_kept_is_a_verdict_all_the_same(
     (tmp_path / "cache" / "kvm").write_text("in the way")
     works = guest_of(tmp_path, f"echo {qemu.PROBE_WORD}")
     assert qemu.choose_accel(IMAGE, works).name == "kvm"
-
-
-def test_no_more_processors_than_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
-    assert qemu.cpus() == 1
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    assert qemu.cpus() == 2
