@@ -25,12 +25,13 @@ WORKERS ?= 2
 # Repetitions at many moments and foreign test suites are marked `long`. CI runs them too.
 SELECT := $(if $(RDMALAB_REQUIRE_ALL),,-m 'not long')
 
-.PHONY: help setup system image lab test bench labs lint clean
+.PHONY: help setup system image lab test test-backends bench labs lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make lab     JupyterLab with two RDMA hosts (sets everything up first)'
 	@echo 'make test    the tests (sets everything up first); RDMALAB_REQUIRE_ALL=1: the long ones too'
+	@echo 'make test-backends   docker and local hosts, in an emulated machine with rxe and Docker'
 	@echo 'make setup   only the set-up: system packages, $(VENV), guest image'
 	@echo 'make bench   the performance promises, measured'
 	@echo 'make labs    build labs/*.ipynb from labs/source/*.py'
@@ -61,6 +62,10 @@ lab: setup
 test: DOCTOR_ARGS = --test
 test: setup
 	@$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadfile $(SELECT) $(PYTEST_ARGS)
+
+# A machine of its own, emulated, so nothing is shared out; what runs in it is shown as it goes.
+test-backends: setup
+	@$(BIN)/python -m pytest tests/backends --capture=no $(PYTEST_ARGS)
 
 bench: setup
 	@$(BIN)/python bench/promises.py

@@ -36,11 +36,9 @@ from rdmalab.paths import runtime_dir
 
 from .disks import ROOT
 from .orders import Machine, Ran
-from .saved import Parts, find_or_save, restore
+from .saved import NAME, Parts, find_or_save, restore
 
 __all__ = ["Machine", "Ran", "boot", "end", "started"]
-
-NAME = "test-machine"
 
 Say = Callable[[str], None]
 

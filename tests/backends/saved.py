@@ -27,6 +27,7 @@ from .orders import Machine
 
 __all__ = ["Parts", "find_or_save", "restore"]
 
+NAME = "test-machine"
 PORT = 7000  # as in guest/boot.py
 NETWORK = "192.168.76.0/24"  # labs take addresses of 10.0.0.0/8
 RAM_MIB = 2048
@@ -54,12 +55,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a test machine is made of; ``made`` is the folder of its disks."""
+    """What a test machine is made of. ``made``: the folder of its disks; ``key``: all that a saved
+    machine depends on."""
 
     machine: qemu.Machine
     made: Path
     image: GuestImage
     checkout: Path
+    key: str
 
     @classmethod
     def found(cls, checkout: Path, say: Say) -> Parts:
@@ -69,16 +72,9 @@ class Parts:
         found = qemu.find_qemu()
         accel = qemu.choose_accel(guest_image, found)
         machine = qemu.Machine(found, accel, qemu.cpus(), RAM_MIB, (PORT,))
-        return cls(machine, made, guest_image, checkout)
-
-    @property
-    def key(self) -> str:
-        """What a saved machine depends on."""
-        digest = hashlib.sha256()
-        for name in BAKED:
-            digest.update((disks.ROOT / name).read_bytes())
-        made_of = (self.made.name, self.image.id, digest.hexdigest())
-        return snapshot.snapshot_key("test machine", self.machine.describe(), *made_of)
+        digest = hashlib.sha256(b"".join((disks.ROOT / name).read_bytes() for name in BAKED))
+        facts = (machine.describe(), made.name, guest_image.id, digest.hexdigest())
+        return cls(machine, made, guest_image, checkout, snapshot.snapshot_key(NAME, *facts))
 
     @property
     def deadline_s(self) -> float:

@@ -65,7 +65,8 @@ def set_up() -> None:
     os.environ.clear()
     os.environ.update(ENVIRONMENT)
     sh("""
-        mkdir -p /dev/pts /dev/shm /checkout /lent /opt/site /var/lib/docker /root
+        mkdir -p /dev/pts /dev/shm /checkout /lent /opt/site
+        mkdir -p /data /var/lib/docker /var/cache/rdmalab
         mount -t devpts -o ptmxmode=0666 devpts /dev/pts
         mount -t tmpfs -o mode=1777 tmpfs /dev/shm
         mount -t tmpfs -o mode=755 tmpfs /run
@@ -73,8 +74,8 @@ def set_up() -> None:
         hostname testmachine
         echo "127.0.0.1 localhost testmachine" > /etc/hosts
         ln -sf python3 /usr/bin/python
-        printf '#!/bin/sh\\nexec python3 -m rdmalab "$@"\\n' > /usr/local/bin/rdmalab
-        chmod 755 /usr/local/bin/rdmalab
+        printf '#!/bin/sh\\nexec python3 -m rdmalab "$@"\\n' > /usr/bin/rdmalab
+        chmod 755 /usr/bin/rdmalab
     """)
     sh(f"""
         modprobe -a virtio_net {" ".join(MODULES)}
@@ -83,7 +84,10 @@ def set_up() -> None:
         ip link set eth0 up
         mount -t erofs -o ro /dev/vdb /opt/site
         mkfs.ext4 -q -F -O ^has_journal /dev/vdc
-        mount -t ext4 /dev/vdc /var/lib/docker
+        mount -t ext4 /dev/vdc /data
+        mkdir /data/docker /data/cache
+        mount --bind /data/docker /var/lib/docker
+        mount --bind /data/cache /var/cache/rdmalab
     """)
 
 

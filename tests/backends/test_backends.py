@@ -1,0 +1,100 @@
+"""`docker` and `local` on a real kernel: test suites that run in the test machine.
+
+They are pytest's as here. Some are the vm backend's own, which prove that labs run unchanged:
+perftest and rping between the hosts, Lab 01's solution with what it claims. Others (``inside/``)
+are about what one backend is: containers and their rights, devices shared or one each, the ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from .machine import Machine, pass_on
+
+SUITE_S = 2400  # under a load of ten; four minutes where nothing else runs
+pytestmark = pytest.mark.timeout(SUITE_S + 600)
+
+INSIDE = "tests/backends/inside"
+TOOLS = "tests/fabric/test_tools.py"
+LAB01 = "tests/labs/test_lab01.py"
+PERFTEST = (
+    f"{TOOLS}::test_perftest_latency",
+    f"{TOOLS}::test_perftest_write_bandwidth[4096]",
+    f"{TOOLS}::test_rping_both_ways[bob-alice]",
+)
+SOLVED = tuple(
+    f"{LAB01}::{name}"
+    for name in (
+        "test_after_all_attempts_the_solution_still_passes",
+        "test_sixteen_combinations_of_rights_are_answered_as_the_manual_says",
+        "test_b23_each_side_hears_what_the_lab_says",
+        "test_b22_the_guards_stand_at_both_edges",
+    )
+)
+LIMIT = f"{LAB01}::test_b04_the_limit_for_pinned_memory_is_met_and_told_in_numbers"
+
+# Two devices with a wire between them, so that what alice sends to bob really leaves: addresses of
+# one machine would else be answered by its loopback.
+WIRE = """
+ip link add w0 type veth peer name w1
+ip address add 10.8.0.1/24 dev w0
+ip address add 10.8.0.2/24 dev w1
+for end in w0 w1; do ip link set $end mtu 4200 up; done
+for i in all w0 w1; do
+    sysctl -qw net.ipv4.conf.$i.accept_local=1 net.ipv4.conf.$i.rp_filter=0
+done
+ip rule add pref 10 iif w0 lookup local
+ip rule add pref 11 iif w1 lookup local
+ip rule add pref 20 oif w0 lookup main
+ip rule add pref 21 oif w1 lookup main
+ip rule add pref 22 from 10.8.0.1 to 10.8.0.0/24 lookup main
+ip rule add pref 100 lookup local
+ip rule del pref 0
+rdma link add rxe_a type rxe netdev w0
+rdma link add rxe_b type rxe netdev w1
+"""
+UNWIRE = """
+rdma link delete rxe_a
+rdma link delete rxe_b
+ip link delete w0
+ip rule add pref 0 lookup local
+for pref in 10 11 20 21 22 100; do ip rule delete pref $pref; done
+"""
+
+
+def suite(machine: Machine, backend: str, *tests: str, **variables: str) -> None:
+    """Run tests in the machine. All must pass, as many as are named or more; none may skip."""
+    words = ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-o", "timeout=900", "-v"]
+    ran = machine.run(
+        [*words, "--durations=8", *tests],
+        env={"RDMALAB_BACKEND": backend, "RDMALAB_REQUIRE_ALL": "1", **variables},
+        timeout_s=SUITE_S,
+        check=False,
+        hear=pass_on,
+    )
+    assert ran.code == 0, f"{backend}: see above"
+    passed = re.search(r"(\d+) passed", ran.out)
+    assert passed and int(passed[1]) >= len(tests)
+
+
+def test_docker(machine: Machine) -> None:
+    """One pair of hosts for most, a second for the lab, then the ends of the first."""
+    hosts, ends = f"{INSIDE}/docker_hosts.py", f"{INSIDE}/docker_ends.py"
+    suite(machine, "docker", *PERFTEST, hosts, *SOLVED, LIMIT, ends)
+
+
+@pytest.fixture
+def wire(machine: Machine) -> Iterator[None]:
+    """Two devices for the local backend; the machine's network is as before afterwards."""
+    machine.run(WIRE)
+    yield
+    machine.run(UNWIRE)
+
+
+def test_local(machine: Machine, wire: None) -> None:
+    """A device each, over a wire, for perftest and the lab; then one for both."""
+    each = {"RDMALAB_DEVICES": "rxe_a,rxe_b"}
+    suite(machine, "local", *PERFTEST, *SOLVED, f"{INSIDE}/local_hosts.py", **each)
