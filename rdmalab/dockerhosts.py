@@ -56,23 +56,23 @@ def start(lab: str, hosts: list[HostPlan], say: Say) -> LabState:
     begin = time.monotonic()
     stewards.no_desk(hosts, "docker")
     need_kernel()
-    client = dockerengine.connect()
-    image = dockerimage.ensure(client, microvm.ensure_image(say), say)
-    stop(lab)
-    microvm.stop(lab)
-    try:
-        facts = {"lab": lab, "backend": "docker", "accel": "native", "begin": begin}
-        why = f"hosts are containers on this machine's kernel {platform.release()}"
-        plan = stewards.plan(lab, hosts, [1] * len(hosts))
-        with stewards.launched(plan, hosts) as steward:
-            steward.expect("listening", say)
-            make_networks(client, image, lab, hosts)
-            devices = wired(steward, say)
-            make_hosts(client, image, plan["hosts"], lab, devices, say)
-            return stewards.finish(steward, {**facts, "accel_why": why}, say)
-    except BaseException:
+    with contextlib.closing(dockerengine.connect()) as client:
+        image = dockerimage.ensure(client, microvm.ensure_image(say), say)
         stop(lab)
-        raise
+        microvm.stop(lab)
+        try:
+            facts = {"lab": lab, "backend": "docker", "accel": "native", "begin": begin}
+            why = f"hosts are containers on this machine's kernel {platform.release()}"
+            plan = stewards.plan(lab, hosts, [1] * len(hosts))
+            with stewards.launched(plan, hosts) as steward:
+                steward.expect("listening", say)
+                make_networks(client, image, lab, hosts)
+                devices = wired(steward, say)
+                make_hosts(client, image, plan["hosts"], lab, devices, say)
+                return stewards.finish(steward, {**facts, "accel_why": why}, say)
+        except BaseException:
+            stop(lab)
+            raise
 
 
 def need_kernel(root: Path = ROOT) -> None:

@@ -71,7 +71,7 @@ class Parts:
         guest_image = image.find_image() or image.build_image()
         found = qemu.find_qemu()
         accel = qemu.choose_accel(guest_image, found)
-        machine = qemu.Machine(found, accel, qemu.cpus(), RAM_MIB, (PORT,))
+        machine = qemu.Machine(found, accel, qemu.CPUS, RAM_MIB, (PORT,))
         digest = hashlib.sha256(b"".join((disks.ROOT / name).read_bytes() for name in BAKED))
         facts = (machine.describe(), made.name, guest_image.id, digest.hexdigest())
         return cls(machine, made, guest_image, checkout, snapshot.snapshot_key(NAME, *facts))
