@@ -248,8 +248,9 @@ def publish(new: Snapshot, key: str, made_by: str) -> Snapshot:
 
 
 def remove(snapshot: Snapshot) -> None:
-    """Take a snapshot away. Labs that run from it keep the memory that they have mapped."""
-    shutil.rmtree(snapshot.folder, ignore_errors=True)
+    """Take a snapshot away, unless it is others'. Labs that run from it keep what they mapped."""
+    if snapshot.folder.parent == root():
+        shutil.rmtree(snapshot.folder, ignore_errors=True)
 
 
 def prune(keep: Snapshot) -> None:

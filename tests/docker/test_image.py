@@ -165,6 +165,26 @@ def test_b69_too_small_a_container_is_refused_with_figures(engine: Engine, image
     assert "Traceback" not in done.stderr
 
 
+def test_containers_of_a_machine_share_one_copy_of_the_memory(engine: Engine, image: str) -> None:
+    """On a volume that was filled once: mapped where it lies, nothing in the container's cache."""
+    volume = f"rdmalabtest{os.getpid()}"
+    shared = ("--env", "RDMALAB_SHARED_DIR=/shared:/opt/rdmalab/share")
+    fill = ("--user", "0", "--volume", f"{volume}:/shared", "--entrypoint", "rdmalab")
+    try:
+        engine("run", "--rm", *fill, image, "image", "share", "--no-pack", "/shared")
+        mount = ("--volume", f"{volume}:/shared:ro")
+        words = [*LOCKED, *mount, *shared, "--entrypoint", "sleep"]
+        with engine.container(*words, image, "600") as name:
+            state = json.loads(engine("exec", name, "rdmalab", "up", "--json"))
+            assert state["restored"]
+            maps = engine("exec", name, "sh", "-c", "cat /proc/[0-9]*/maps 2>/dev/null; :")
+            assert re.search(r"-p .* /shared/snapshots/\w+/ram$", maps, re.M), maps[-2000:]
+            cache = engine("exec", name, "sh", "-c", "du -sm /tmp/rdmalab-cache-12345")
+            assert int(cache.split()[0]) < 5, cache
+    finally:
+        engine("volume", "rm", "--force", volume)
+
+
 # ---------------------------------------------------------------- the Dockerfile
 
 
