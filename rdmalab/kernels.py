@@ -194,15 +194,17 @@ class HostKernel(Judged):
 
     def _died(self, event: Message) -> HostDied:
         """The error for a kernel that ended, made when its successor is there."""
-        self._synced, self._lost, self.secret = False, None, None
-        back = self._back.wait(BACK_S)
-        again = "A fresh one is running: its variables and RDMA objects are gone, so run the cells"
-        again += " that made them again."
-        return HostDied(
-            self.name,
-            f"The kernel {why_died(event, self.memory_mib)}.",
-            next_step=again if back else f"It did not come back; try lab.{self.name}.restart().",
-        )
+        failed = event.get("state") == "failed"  # the host, and not only its kernel
+        self._synced, self._lost, self.secret = False, event if failed else None, None
+        if failed:
+            then = "The host itself has ended, for good: rdmalab down, then rdmalab up."
+        elif self._back.wait(BACK_S):
+            then = "A fresh one is running: its variables and RDMA objects are gone, so run the"
+            then += " cells that made them again."
+        else:
+            then = f"It did not come back; try lab.{self.name}.restart()."
+        died = f"The kernel {why_died(event, self.memory_mib)}."
+        return HostDied(self.name, died, next_step=then)
 
     def _stop(self, inbox: Inbox, on_output: OnOutput | None, error: BaseException) -> None:
         """Interrupt what runs; replace the kernel if it does not react."""

@@ -68,9 +68,14 @@ class Commands:
             raise ValueError("the command line is too long")
         number, ends = self.begin(client, ident, link)
         order = {"op": "exec", "id": number, "argv": argv, "root": root}
-        socket.send_fds(link.sock, [json.dumps(order).encode()], ends)
-        for end in ends:
-            os.close(end)
+        try:
+            socket.send_fds(link.sock, [json.dumps(order).encode()], ends)
+        except OSError:
+            self.drop(number)
+            raise
+        finally:
+            for end in ends:
+                os.close(end)
 
     def in_guest(self, client: Client, ident: Any, argv: list[str]) -> None:
         """Start one with the guest's own rights."""
@@ -80,9 +85,7 @@ class Commands:
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
         except BaseException:
-            for fd in list(self.running[number].pipes):
-                self.close_pipe(self.running[number], fd)
-            del self.running[number]
+            self.drop(number)
             raise
         finally:
             os.close(out)
@@ -101,6 +104,12 @@ class Commands:
         self.running[number] = job
         return number, ends
 
+    def drop(self, number: int) -> None:
+        """Forget one that could not be started."""
+        job = self.running.pop(number)
+        for fd in list(job.pipes):
+            self.close_pipe(job, fd)
+
     def signal(self, client: Client, ident: Any, signum: int) -> None:
         """A signal to a command that this client started earlier."""
         for number, job in self.running.items():
@@ -114,7 +123,8 @@ class Commands:
                 os.killpg(job.process.pid, signum)
         elif job.link is not None:
             order = {"op": "signal", "id": number, "signal": signum}
-            job.link.sock.send(json.dumps(order).encode())
+            with contextlib.suppress(OSError):  # the host is gone, and the command with it
+                job.link.sock.send(json.dumps(order).encode())
 
     def acknowledge(self, client: Client, ident: Any, size: int) -> None:
         """The client has taken so many bytes of a command's output."""
@@ -129,6 +139,12 @@ class Commands:
         for number, job in self.running.items():
             if job.client == client and job.code is None:
                 self.kill(number, job, signal.SIGKILL)
+
+    def lost(self, link: HostLink) -> None:
+        """A host is gone, and what ran on it."""
+        for number, job in self.running.items():
+            if job.link is link:
+                self.ended(number, -signal.SIGKILL)
 
     def ended(self, number: int, code: int) -> None:
         """A host reports the end of one."""

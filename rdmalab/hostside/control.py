@@ -148,14 +148,21 @@ class ControlServer:
         states = {name: link.state for name, link in self.hosts.items()}
         self.send(client, request["id"], {"ok": True, "hosts": states, "time": time.time()})
 
+    def living(self, request: dict[str, Any]) -> HostLink:
+        """The host that a request is about, unless it is gone for good: ``RuntimeError``."""
+        link = self.hosts[request["host"]]
+        if link.state == "failed":
+            raise RuntimeError(f"{link.spec.name} is gone: its first process has ended")
+        return link
+
     def op_interrupt(self, client: Client, request: dict[str, Any]) -> None:
         """SIGINT to the host's kernel."""
-        self.hosts[request["host"]].sock.send(b'{"op": "interrupt"}')
+        self.living(request).sock.send(b'{"op": "interrupt"}')
         self.send(client, request["id"], {"ok": True})
 
     def op_restart(self, client: Client, request: dict[str, Any]) -> None:
         """A fresh kernel; answered when it serves."""
-        link = self.hosts[request["host"]]
+        link = self.living(request)
         link.state = "restarting"
         self.waiting[link.spec.name].append((client, request["id"]))
         link.sock.send(b'{"op": "restart"}')
@@ -166,7 +173,7 @@ class ControlServer:
 
     def op_exec(self, client: Client, request: dict[str, Any]) -> None:
         """A command on a host, as its ordinary user or (``root``) as its administrator."""
-        link, root = self.hosts[request["host"]], bool(request.get("root"))
+        link, root = self.living(request), bool(request.get("root"))
         self.commands.on_host(client, request["id"], link, request["argv"], root)
 
     def op_errand(self, client: Client, request: dict[str, Any]) -> None:
@@ -206,6 +213,7 @@ class ControlServer:
         data = link.sock.recv(65536)
         if not data:
             self.poller.unregister(link.sock)
+            self.commands.lost(link)
             self.on_kernel_state(link, {"event": "failed", "detail": "the host's init ended"})
             return
         event = json.loads(data)
