@@ -11,6 +11,7 @@ c = get_config()  # noqa: F821  # JupyterHub runs this file with that name in it
 
 CLASS = os.environ["RDMALAB_CLASS"]
 IDLE_S, AGE_S = int(os.environ["RDMALAB_IDLE_S"]), int(os.environ["RDMALAB_AGE_S"])
+LOOK_S = max(5, min(300, IDLE_S // 4))  # how often it is asked who is at work
 
 # --- who may come in
 c.JupyterHub.authenticator_class = Codes
@@ -35,15 +36,19 @@ c.Seat.prefix = CLASS
 c.Seat.cmd = ["jupyterhub-singleuser"]
 c.Seat.notebook_dir = "/work"
 c.Seat.default_url = "/lab"
-c.Seat.environment = {"RDMALAB_SHARED_DIR": "/share:/opt/rdmalab/share"}
+c.Seat.environment = {
+    "RDMALAB_SHARED_DIR": "/share:/opt/rdmalab/share",
+    "JUPYTERHUB_ACTIVITY_INTERVAL": str(LOOK_S),
+}
 c.Seat.volumes = {f"{CLASS}-work-{{username}}": "/work"}
-c.Seat.read_only_volumes = {os.environ["RDMALAB_STARTS"]: "/share"}
+c.Seat.read_only_volumes = {f"{CLASS}-starts": "/share"}
 c.Seat.remove = True
 c.Seat.post_stop_hook = seats.leave
 c.Seat.use_internal_ip = True
 c.Seat.mem_limit = os.environ["RDMALAB_MEMORY"]
 c.Seat.cpu_limit = float(os.environ["RDMALAB_CPUS"])
-c.Seat.start_timeout = 120
+c.Seat.start_timeout = 300
+c.Seat.http_timeout = 180  # all start at once
 c.Seat.extra_create_kwargs = {"labels": {seats.LABEL: CLASS}, "user": "1000:0"}
 c.Seat.extra_host_config = {
     "read_only": True,
@@ -53,7 +58,7 @@ c.Seat.extra_host_config = {
     "memswap_limit": os.environ["RDMALAB_MEMORY"],
     "tmpfs": {"/tmp": "size=256m,mode=1777"},
 }
-c.JupyterHub.concurrent_spawn_limit = 8  # a class arrives at once; the others see a progress bar
+c.JupyterHub.concurrent_spawn_limit = 40  # a class arrives at once; the next are told to wait
 
 # --- who is gone makes room
 c.JupyterHub.load_roles = [
@@ -64,7 +69,8 @@ c.JupyterHub.load_roles = [
     }
 ]
 cull = [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={IDLE_S}"]
-cull += [f"--max-age={AGE_S}", f"--cull-every={max(5, min(300, IDLE_S // 4))}"]
+cull += [f"--max-age={AGE_S}", f"--cull-every={LOOK_S}"]
+c.JupyterHub.last_activity_interval = LOOK_S
 c.JupyterHub.services = [{"name": "culler", "command": cull}]
 
 # `docker compose down` is the end of the class: servers first. After a crash they run on.

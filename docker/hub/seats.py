@@ -5,9 +5,9 @@
     learner's browser ── proxy, hub ──┬── network CLASS-ada ── container CLASS-ada
                                       └── network CLASS-bob ── container CLASS-bob
 
-No way leads from one learner's container to another's, nor outside: the networks are internal, and
-the hub forwards nothing. When a server ends, its container and network are removed; what remains is
-the volume with the learner's work.
+No way leads from one learner's container to another's, to the machine or outside: the networks are
+internal, the machine has no address on them, and the hub forwards nothing. When a server ends, its
+container and network are removed; what remains is the volume with the learner's work.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from docker import APIClient
@@ -29,6 +30,8 @@ LABEL = "rdmalab.class"
 HUB = "hub"  # the hub's name on each of the networks
 PREFIX_LENGTH = 29  # six addresses: Docker's own, the hub's, the learner's
 END_S = 20.0  # until Docker has taken an ended container off its network
+# No address for the machine itself on it: what listens on all of its addresses would be reached.
+NO_HOST = {"com.docker.network.bridge.inhibit_ipv4": "true"}
 HTTP_NOT_FOUND, HTTP_FORBIDDEN = 404, 403
 
 
@@ -37,6 +40,7 @@ class Seat(DockerSpawner):
 
     class_id = Unicode(help="The class: a label, and the begin of names.").tag(config=True)
     subnets = Unicode(help="Where networks are taken from, as 172.30.0.0/16.").tag(config=True)
+    _executor = ThreadPoolExecutor(8)  # requests to Docker: a class comes, and goes, at once
     _making = asyncio.Lock()  # one network at a time, or two get the same addresses
 
     async def start(self) -> tuple[str, int]:
@@ -68,6 +72,7 @@ class Seat(DockerSpawner):
                     self.network_name,
                     driver="bridge",
                     internal=True,
+                    options=NO_HOST,
                     check_duplicate=True,
                     labels={LABEL: self.class_id},
                     ipam={"Driver": "default", "Config": [{"Subnet": subnet}]},
