@@ -185,19 +185,20 @@ def test_containers_of_a_machine_share_one_copy_of_the_memory(engine: Engine, im
         engine("volume", "rm", "--force", volume)
 
 
-# ---------------------------------------------------------------- the Dockerfile
+# ---------------------------------------------------------------- the Dockerfiles
 
 
-def instructions() -> list[str]:
-    """The Dockerfile's instructions, each on one line, without comments."""
-    text = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+def instructions(file: str) -> list[str]:
+    """A Dockerfile's instructions, each on one line, without comments."""
+    text = (ROOT / file).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     return [line for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines() if line]
 
 
-def test_the_dockerfile_has_none_of_the_usual_faults() -> None:
+@pytest.mark.parametrize("file", ["docker/Dockerfile", "docker/hub/Dockerfile"])
+def test_the_dockerfile_has_none_of_the_usual_faults(file: str) -> None:
     """What hadolint would say: latest, lists left, recommends, root at the end, ADD, cd, sudo."""
-    lines = instructions()
+    lines = instructions(file)
     stages = {line.split()[-1] for line in lines if line.startswith("FROM") and " AS " in line}
     for line in lines:
         word, _, rest = line.partition(" ")
