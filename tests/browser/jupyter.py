@@ -15,6 +15,7 @@ from playwright.sync_api import Locator, Page, expect
 __all__ = [
     "PROJECTOR",
     "THEMES",
+    "keep_all_cells",
     "menu",
     "open_notebook",
     "picture",
@@ -42,6 +43,18 @@ def open_notebook(page: Page, jupyterlab: str, path: str) -> None:
     expect(page.locator(".jp-NotebookPanel")).to_be_visible(timeout=60_000)
     expect(page.locator(".jp-Cell").first).to_be_visible(timeout=60_000)
     expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible(timeout=90_000)
+
+
+def keep_all_cells(page: Page, jupyterlab: str) -> None:
+    """Let JupyterLab keep all cells of a notebook in the page, not only those in sight."""
+    base, token = jupyterlab.split("/lab?token=")
+    setting = {"raw": '{"windowingMode": "none"}'}
+    answer = page.request.put(
+        f"{base}/lab/api/settings/@jupyterlab/notebook-extension:tracker",
+        headers={"Authorization": f"token {token}"},
+        data=setting,
+    )
+    assert answer.ok, answer.text()
 
 
 def menu(page: Page, *names: str) -> None:

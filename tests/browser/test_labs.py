@@ -1,6 +1,7 @@
 """Every lab in a real browser: opened, run from top to bottom, looked at in both themes.
 
-A new lab is found by its file name. Lab 00 is run twice, with a restart in between.
+A new lab is found by its file name. Lab 00 is run twice, with a restart in between. CI runs the
+other labs in the container's JupyterLab, looked at as here (tests/docker/test_compose.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 from nbformat import NotebookNode
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from ..conftest import REQUIRE_ALL
 from .conftest import LABS
 from .jupyter import (
     PROJECTOR,
@@ -31,9 +33,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(500)]
 
 NAMES = sorted(path.stem for path in (LABS / "source").glob("[0-9]*.py"))
 FIRST, *LATER = NAMES
-every_lab = pytest.mark.parametrize(
-    "name", [FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in LATER)]
-)
+ALL = [FIRST, *(pytest.param(name, marks=pytest.mark.long) for name in LATER)]
+every_lab = pytest.mark.parametrize("name", ALL)
+labs_run_here = pytest.mark.parametrize("name", [FIRST] if REQUIRE_ALL else ALL)
 # What may stand for a picture in an output; the drawings of the text are images.
 DRAWN = ".jp-OutputArea-output :is(svg, img, table)"
 
@@ -73,7 +75,7 @@ def test_a_lab_opens_without_a_pop_up(page: Page, jupyterlab: str) -> None:
     picture(page, "lab00-open")
 
 
-@every_lab
+@labs_run_here
 def test_a_lab_runs_and_shows_its_pictures(
     page: Page, jupyterlab: str, folder: Path, name: str
 ) -> None:
@@ -86,6 +88,11 @@ def test_a_lab_runs_and_shows_its_pictures(
         ran_without_an_error(notebook)
     assert "rxe_alice" in json.dumps(outputs(notebook))
     open_notebook(page, jupyterlab, f"solved/{name}.ipynb")  # as it was saved, all of it
+    looks_right(page, notebook, name)
+
+
+def looks_right(page: Page, notebook: NotebookNode, name: str) -> None:
+    """A notebook that is open with all its outputs, in both themes."""
     for look in THEMES:
         theme(page, look)
         drawings_of_the_text_are_there(page, notebook)

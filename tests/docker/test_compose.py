@@ -22,8 +22,8 @@ from nbformat import NotebookNode
 from playwright.sync_api import Browser, Page
 
 from ..browser.conftest import LABS, browser, folder  # noqa: F401  (fixtures)
-from ..browser.jupyter import PROJECTOR, open_notebook, picture, run_all
-from ..browser.test_labs import outputs, ran_without_an_error
+from ..browser.jupyter import PROJECTOR, keep_all_cells, open_notebook, run_all
+from ..browser.test_labs import looks_right, outputs, ran_without_an_error
 from .engine import ROOT, Engine, compose_command, run
 
 pytestmark = [pytest.mark.docker, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -156,14 +156,16 @@ def test_a_lab_runs_in_a_browser(
     folder: Path,  # noqa: F811  (the fixture)
     name: str,
 ) -> None:
-    """Solved, each cell runs without an error, on hosts inside the container."""
+    """Solved, each cell runs without an error, on hosts inside the container; in both themes."""
+    keep_all_cells(page, address)
     put(project, folder / "solved" / f"{name}.ipynb", f"/work/{name}-solved.ipynb")
     open_notebook(page, address, f"{name}-solved.ipynb")
     run_all(page)
-    picture(page, f"container-{name}")
     notebook = saved(page, project, f"/work/{name}-solved.ipynb")
     ran_without_an_error(notebook)
     assert "rxe_alice" in json.dumps(outputs(notebook))
+    open_notebook(page, address, f"{name}-solved.ipynb")  # as it was saved, all of it
+    looks_right(page, notebook, f"container-{name}")
 
 
 def put(project: Project, file: Path, target: str) -> None:
