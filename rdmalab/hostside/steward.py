@@ -39,8 +39,9 @@ from .network import HostSpec
 
 __all__ = ["Steward"]
 
-START_S = 300  # for a whole start
+START_S = 480  # for a whole start; longer than any controller waits
 CALL_S = 120.0  # until a container that was started calls
+PARK_S = 240.0  # until what a kernel needs is imported
 READY_S = 60.0
 SWITCH = "ns"
 PLACES = {"h": "a host", "n": "a network's keeper"}
@@ -192,7 +193,7 @@ class Steward:
         """Give every host its identity and keys; what a controller must know of them."""
         peers = {spec.name: spec.ip for spec in self.specs}
         for link in self.links:
-            link.wait("parked", CALL_S)
+            link.wait("parked", PARK_S)
             link.introduce(self.lab, peers, link.spec.mac)
         for link in self.links:
             link.wait("ready", READY_S)
