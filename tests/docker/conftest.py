@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 
 from .engine import Engine, build, why_no_engine
-
-TAG = "rdmalab:test"
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +20,12 @@ def engine() -> Engine:
 
 
 @pytest.fixture(scope="session")
-def image(engine: Engine) -> str:
-    """The image's tag. It stays when the tests are done: a next build takes seconds then."""
-    build(engine, TAG)
-    return TAG
+def image(engine: Engine) -> Iterator[str]:
+    """The image by a name of this run's own, which goes in the end.
+
+    The engine's build cache keeps what it was made of: a next build takes seconds.
+    """
+    tag = f"rdmalab:test{os.getpid()}"
+    build(engine, tag)
+    yield tag
+    engine("rmi", tag)

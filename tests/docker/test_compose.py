@@ -32,6 +32,8 @@ FILE = ROOT / "docker" / "compose.yaml"
 NAMES = sorted(path.stem for path in (LABS / "source").glob("[0-9]*.py"))
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/lab\?token=\w+")
 UP_S = 120
+SETTINGS = "/tmp/home-1000/.jupyter/lab/user-settings/@jupyterlab/notebook-extension"
+ALL_CELLS = '{"windowingMode": "none"}'
 # The image of a next version: two labs have another text.
 NEXT = """
 FROM {image}
@@ -98,8 +100,10 @@ def project(engine: Engine, image: str) -> Iterator[Project]:
 
 @pytest.fixture(scope="module")
 def address(project: Project) -> str:
-    """Where JupyterLab is, with its token."""
-    return project.up()
+    """Where JupyterLab is, with its token; all cells of a notebook are in its page."""
+    address = project.up()
+    project.sh(f"mkdir -p {SETTINGS}; echo '{ALL_CELLS}' > {SETTINGS}/tracker.jupyterlab-settings")
+    return address
 
 
 @pytest.fixture
@@ -162,6 +166,8 @@ def test_a_lab_runs_in_a_browser(
     open_notebook(page, address, f"{name}-solved.ipynb")
     run_all(page)
     notebook = saved(page, project, f"/work/{name}-solved.ipynb")
+    errors = [o["evalue"] for o in outputs(notebook) if o.output_type == "error"]
+    assert not errors, errors
     ran_without_an_error(notebook)
     assert "rxe_alice" in json.dumps(outputs(notebook))
     open_notebook(page, address, f"{name}-solved.ipynb")  # as it was saved, all of it
