@@ -83,7 +83,8 @@ def test_b04_memory_is_registered_whatever_the_containers_limit(
     engine: Engine, locked: str
 ) -> None:
     """B04: the container may pin next to nothing; the hosts' limit is the guest's own."""
-    limit = int(engine("exec", locked, "sh", "-c", "ulimit -l") or 0)
+    limit = engine("exec", locked, "sh", "-c", "ulimit -l")
+    engine("exec", locked, "rdmalab", "up")
     code = (
         "from pyverbs.device import Context; from pyverbs.pd import PD; from pyverbs.mr import MR;"
         "import pyverbs.enums as e;"

@@ -113,6 +113,12 @@ def set_up(bundle: Path, own: Engine) -> subprocess.CompletedProcess[str]:
     return run([str(bundle / "setup")], 600, env=own.env, cwd="/")
 
 
+@pytest.fixture(scope="module")
+def done(bundle: Path, own: OwnEngine) -> subprocess.CompletedProcess[str]:
+    """What `setup` said on an engine that had nothing."""
+    return set_up(bundle, own)
+
+
 def test_a_damaged_bundle_says_so_and_loads_nothing(bundle: Path, own: OwnEngine) -> None:
     whole = (bundle / "architecture").read_bytes()
     (bundle / "architecture").write_bytes(b"vax\n")
@@ -131,9 +137,10 @@ def test_without_docker_or_rdmalab_it_says_what_to_do(bundle: Path, tmp_path: Pa
     assert "No Docker engine answers" in done.stderr
 
 
-def test_the_bundle_sets_a_machine_up_without_a_network(bundle: Path, own: OwnEngine) -> None:
+def test_the_bundle_sets_a_machine_up_without_a_network(
+    done: subprocess.CompletedProcess[str], own: OwnEngine
+) -> None:
     """Loaded, rehearsed (SEND and WRITE with equal bytes), and the next step said."""
-    done = set_up(bundle, own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "compose.yaml up" in done.stdout
     assert own("images", "--format", "{{.Repository}}:{{.Tag}}").split() != []
@@ -148,7 +155,7 @@ def test_its_guest_image_is_one_that_rdmalab_takes(bundle: Path, tmp_path: Path)
 
 
 def test_a_killed_engine_leaves_nothing_that_down_does_not_remove(
-    bundle: Path, own: OwnEngine
+    done: subprocess.CompletedProcess[str], own: OwnEngine
 ) -> None:
     """Killed with hosts running, started again: the work is there, and then nothing is."""
     project = Project(own, "rdmalab:local")
