@@ -21,6 +21,7 @@ BUILD_S = 1500
 SLIM = ("doc/*", "info/*", "lintian/*", "locale/*", "man/*")
 # Where this machine reaches Debian's and Python's packages in a way of its own.
 CA = ("PIP_CERT", "SSL_CERT_FILE")
+SYSTEM_CA = "/etc/ssl/certs/ca-certificates.crt"
 
 
 def client() -> str | None:
@@ -104,7 +105,8 @@ class Engine:
 def settings() -> list[str]:
     """This machine's own way to the packages, as build secrets."""
     words = []
-    bundles = [os.environ[name] for name in CA if os.path.isfile(os.environ.get(name, ""))]
+    bundles = [*(os.environ.get(name, "") for name in CA), SYSTEM_CA]
+    bundles = [file for file in bundles if os.path.isfile(file)]
     if bundles:
         words += ["--secret", f"id=ca,src={os.path.realpath(bundles[0])}"]
     text = run(["apt-config", "dump", "--format", '%f "%v";%n', "Acquire"]).stdout
