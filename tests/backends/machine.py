@@ -111,3 +111,5 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except RdmalabError as error:
         sys.exit(f"test machine: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -11,10 +11,9 @@ import pytest
 
 import rdmalab
 from rdmalab import lab as labs
-from rdmalab.errors import MachineError, UsageError
+from rdmalab.errors import MachineError
 
 from ...fabric.conftest import Ran
-from ...fabric.endpoints import connect, value
 
 Shell = Callable[..., Ran]
 
@@ -44,20 +43,6 @@ def test_hosts_are_processes_of_this_machine(shared_device: rdmalab.Lab, sh: She
     assert {host.device for host in shared_device.hosts} == {"rxe_a"}
     assert sh(shared_device, "alice", "hostname").out.strip() == os.uname().nodename
     assert sh(shared_device, "alice", "id -u").out.strip() == str(os.getuid())
-
-
-def test_a_message_goes_from_host_to_host(shared_device: rdmalab.Lab) -> None:
-    """Real verbs: bob's memory has alice's bytes, with nothing in between but the device."""
-    connect(shared_device)
-    shared_device.alice.run("ep.write(b'by RDMA', 100)")
-    assert value(shared_device.bob, "bytes(ep.buffer[100:107])") == b"by RDMA"
-
-
-def test_what_local_hosts_cannot_do_is_refused_with_a_reason(shared_device: rdmalab.Lab) -> None:
-    with pytest.raises(UsageError, match="this machine's own network"):
-        shared_device.fault("bob", loss="5%")
-    with pytest.raises(UsageError, match="never leaves it"):
-        shared_device.capture("bob")
 
 
 def test_a_device_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
