@@ -11,9 +11,10 @@ import pytest
 
 import rdmalab
 from rdmalab import lab as labs
-from rdmalab.errors import MachineError
+from rdmalab.errors import MachineError, UsageError
 
 from ...fabric.conftest import Ran
+from ...fabric.endpoints import value
 
 Shell = Callable[..., Ran]
 
@@ -43,6 +44,26 @@ def test_hosts_are_processes_of_this_machine(shared_device: rdmalab.Lab, sh: She
     assert {host.device for host in shared_device.hosts} == {"rxe_a"}
     assert sh(shared_device, "alice", "hostname").out.strip() == os.uname().nodename
     assert sh(shared_device, "alice", "id -u").out.strip() == str(os.getuid())
+
+
+def test_a_message_goes_from_host_to_host(shared_device: rdmalab.Lab) -> None:
+    """Real verbs: bob's memory has alice's bytes, with nothing in between but the device."""
+    alice, bob = shared_device.alice, shared_device.bob
+    for host in (alice, bob):
+        host.run("from rdmalab.verbs import Endpoint\nep = Endpoint()")
+    cards = {host.name: value(host, "ep.card.as_dict()") for host in (alice, bob)}
+    for host, peer in ((alice, "bob"), (bob, "alice")):
+        host.put(peer_card=cards[peer])
+        host.run("ep.connect_card(peer_card)")
+    alice.run("ep.write(b'by RDMA', 100)")
+    assert value(bob, "bytes(ep.buffer[100:107])") == b"by RDMA"
+
+
+def test_what_local_hosts_cannot_do_is_refused_with_a_reason(shared_device: rdmalab.Lab) -> None:
+    with pytest.raises(UsageError, match="this machine's own network"):
+        shared_device.fault("bob", loss="5%")
+    with pytest.raises(UsageError, match="never leaves it"), shared_device.capture("bob"):
+        pass
 
 
 def test_a_device_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
