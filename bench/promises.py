@@ -81,7 +81,7 @@ def bare_restore() -> float:
     image = microvm.ensure_image(print)
     machine = microvm.plan_machine(image, hosts)
     files = overlay.files(hosts)
-    key = snapshot.snapshot_key(image.id, overlay.digest(files), machine.describe())
+    key = microvm.snapshot_key(image, machine, files)
     saved, _ = snapshot.find(key, machine.qemu.banner)
     assert saved is not None, "rdmalab up has not saved a snapshot"
     folder = microvm.fresh_folder("bare")

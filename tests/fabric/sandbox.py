@@ -238,8 +238,7 @@ def saved(*names: str) -> str:
     assert found is not None, "there is no guest image: rdmalab image build"
     hosts = topology.plan(names)
     machine = microvm.plan_machine(found, hosts)
-    facts = (found.id, overlay.digest(overlay.files(hosts)), machine.describe())
-    key = snapshot.snapshot_key(*facts)
+    key = microvm.snapshot_key(found, machine, overlay.files(hosts))
     if snapshot.find(key, machine.qemu.banner)[0] is None:
         with sandbox() as box:
             box.up(*names)
