@@ -60,7 +60,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "__init__ values errands",  # `here`: in the guest this package is named rdmalab
         # a check, run beside hostile code
         "checkcode paper pristine recovery honesty process trial judge",
-        "processors network cgroup deskseat container doorway hostkernel lodging hostinit",
+        "processors network cgroup deskseat children container doorway hostkernel lodging hostinit",
         # RDMA itself, what learners import: data; pieces; a whole end of a connection
         "qpstate statuses mishaps card ledger refusals reasons",
         "orphans guards memory bringup orders arrivals explanation",

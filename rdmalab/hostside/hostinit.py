@@ -27,7 +27,7 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from . import hostkernel
+from . import children, hostkernel
 from .container import Container, leave_console, listen_again, name_process
 from .lodging import Lodging
 from .network import HostSpec
@@ -254,14 +254,7 @@ class HostInit:
 
     def reap(self) -> None:
         """Collect ended children; report the kernel's and the commands' ends."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            code = os.waitstatus_to_exitcode(status)
+        for pid, code in children.ended():
             if pid == self.kernel_pid:
                 self.kernel_pid = 0
                 self.on_death(code)

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from . import children
 from .doorway import listen_at
 
 __all__ = ["CALL", "DOOR", "command", "keep", "run"]
@@ -102,16 +103,9 @@ class Keeper:
 
     def reap(self) -> None:
         """Tell callers how their commands ended; collect orphans too."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, code in children.ended():
             caller = self.running.pop(pid, None)
             if caller is not None:
-                code = os.waitstatus_to_exitcode(status)
                 with contextlib.suppress(OSError):  # nobody wants to know any more
                     caller.send(json.dumps({"exit": code}).encode())
                 caller.close()

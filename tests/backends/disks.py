@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from rdmalab import image, recipe
 from rdmalab.builder import BuildFailed, Progress, build_files
+from rdmalab.doctor.machine import run
 from rdmalab.errors import ImageError
 from rdmalab.paths import cache_dir
 from rdmalab.shelf import interruptible, keep_log, locked, require_space, workshop
@@ -129,14 +129,6 @@ def pack_site(work: Path, disk: Path) -> None:
     line += [f"--platform={kind}_{machine}" for kind in WHEELS]
     pack = recipe.erofs_command(disk, work / "site")
     for command in ([*line, *requirements()], [word for word in pack if "lz4hc" not in word]):
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PIP_DEADLINE_S,
-        )
-        if done.returncode:
-            what = f"{command[0]} ended with exit code {done.returncode}"
-            raise BuildFailed("Python packages", what, done.stdout)
+        code, said = run(command, PIP_DEADLINE_S)
+        if code:
+            raise BuildFailed("Python packages", f"{command[0]} ended with exit code {code}", said)
