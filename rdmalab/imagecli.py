@@ -117,6 +117,7 @@ def share(
     from . import microvm, shared
     from .topology import DEFAULT_HOSTS, plan
 
+    shared.prepare(folder)
     image, saved = microvm.saved_start(plan(tuple(names or DEFAULT_HOSTS)), say)
     shared.write(folder, image, saved, small=pack)
     print(f"Others start from {folder} when RDMALAB_SHARED_DIR names it.")

@@ -38,6 +38,7 @@ BACKENDS: dict[str, ModuleType] = {
     "local": localhosts,
     desks.NAME: desks,
 }
+CHOICES = [name for name in BACKENDS if name != desks.NAME]  # nobody can ask for a desk's
 _open: dict[str, Lab] = {}  # this process's connections, by lab id
 
 
@@ -154,9 +155,9 @@ def ensure(
     if backend == "auto":
         backend = os.environ.get("RDMALAB_BACKEND") or "vm"
     name = desks.NAME if desks.is_here() else backend
-    if name not in BACKENDS:
+    if name not in CHOICES and not desks.is_here():
         raise UsageError(
-            f"There is no backend {backend!r} in this version; there is: {', '.join(BACKENDS)}.",
+            f"There is no backend {backend!r} in this version; there is: {', '.join(CHOICES)}.",
             next_step="The vm backend works on every machine.",
         )
     hosts = plan(tuple(names) or DEFAULT_HOSTS)

@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from .errors import MachineError
+from .errors import MachineError, UsageError
 from .paths import cache_dir
 
 __all__ = ["labs_folder", "serve"]
@@ -88,13 +89,29 @@ def end(process: subprocess.Popen[bytes], signum: int) -> None:
         process.wait()
 
 
+def check_address(ip: str) -> None:
+    """Raise :class:`UsageError` unless a server can listen at this address of this machine."""
+    try:
+        family = socket.getaddrinfo(ip, 0, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as listener:
+            listener.bind((ip, 0))
+    except OSError as error:
+        raise UsageError(
+            f"JupyterLab cannot listen at {ip!r} ({error.strerror}): this machine has no such"
+            " address.",
+            next_step="Without --ip it listens on 127.0.0.1, for this machine only; 0.0.0.0 is for"
+            " a container.",
+        ) from None
+
+
 def serve(*, lab: str | None, browser: bool, ip: str, port: int) -> None:
     """Run JupyterLab until it ends; the hosts stay up (``rdmalab down`` stops them).
 
     They are started beside it by ``rdmalab up``, a process of its own that can be interrupted. If
     that fails it says so, and the first cell that needs the hosts says so again. Raises
-    :class:`MachineError` if JupyterLab does not run.
+    :class:`MachineError` if JupyterLab does not run, :class:`UsageError` for a wrong address.
     """
+    check_address(ip)
     env = environment()
     if lab:
         env["RDMALAB_LAB"] = lab

@@ -80,13 +80,33 @@ def adopt(there: Snapshot, key: str, qemu: Qemu, meta: dict[str, Any]) -> Snapsh
         return snapshot.publish(new, key, qemu.banner)
 
 
+def prepare(folder: Path) -> None:
+    """Make the folder, before the work that it is for. Raises :class:`MachineError`."""
+    with writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+@contextlib.contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """Turn the errors of a folder that cannot be written into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise MachineError(
+            f"{error.filename or folder} cannot be written ({error.strerror or error}).",
+            next_step="Name a folder that you can write, with 1 GB of room.",
+        ) from None
+
+
 def write(folder: Path, image: GuestImage, saved: Snapshot, *, small: bool) -> None:
     """Put image and saved start into ``folder``, for others to start from.
 
     ``small``: memory and kernel are packed; else they can be used where they lie. What is there
     already stays. Raises :class:`MachineError` if the folder cannot be written.
     """
-    try:
+    with writable(folder):
         with aside(folder / "images" / image.id) as new:
             for name in (META, *FILES):
                 if small and name == image.kernel.name:
@@ -95,11 +115,6 @@ def write(folder: Path, image: GuestImage, saved: Snapshot, *, small: bool) -> N
                     shutil.copyfile(image.folder / name, new / name)
         with aside(folder / "snapshots" / saved.folder.name) as new:
             copy_start(saved, Snapshot(new), small=small)
-    except OSError as error:
-        raise MachineError(
-            f"{error.filename or folder} cannot be written ({error.strerror or error}).",
-            next_step="Name a folder that you can write, with 1 GB of room.",
-        ) from None
 
 
 def copy_start(saved: Snapshot, new: Snapshot, *, small: bool) -> None:
