@@ -77,6 +77,13 @@ class OwnEngine(Engine):
                 process.terminate()
                 process.wait(ENGINE_S)
         subprocess.run(["ip", "netns", "delete", self.network], check=True, timeout=30)
+        for place in self.mounts():  # a killed dockerd leaves its data mounted on itself
+            subprocess.run(["umount", place], check=True, timeout=30)
+
+    def mounts(self) -> list[str]:
+        """What is mounted in its folder, the innermost first."""
+        places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        return [place for place in reversed(places) if place.startswith(f"{self.folder}/")]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +97,7 @@ def own(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ow
         yield own
     finally:
         own.end()
-        shutil.rmtree(own.folder, ignore_errors=True)
+        shutil.rmtree(own.folder)
 
 
 @pytest.fixture(scope="module")
