@@ -612,7 +612,7 @@ calls = lab.alice.get("calls")
 # | benchmark | usually wrong by at least |
 # |:--|--:|
 # | A | 5 times |
-# | B | 2 times |
+# | B | 1.2 times |
 # | C | 5 times |
 # | D | 5 times |
 # | E | 10 times |

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,7 +157,11 @@ def test_the_bundle_sets_a_machine_up_without_a_network(
 def test_its_guest_image_is_one_that_rdmalab_takes(bundle: Path, tmp_path: Path) -> None:
     """For machines without Docker."""
     env = {**os.environ, "RDMALAB_CACHE_DIR": str(tmp_path / "cache")}
-    done = run(["rdmalab", "image", "import", str(bundle / "guest.tar")], 120, env=env)
+    done = run(
+        [sys.executable, "-m", "rdmalab", "image", "import", str(bundle / "guest.tar")],
+        120,
+        env=env,
+    )
     assert done.returncode == 0, done.stderr
     assert "is imported" in done.stdout
 

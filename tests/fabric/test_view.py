@@ -180,14 +180,18 @@ def test_a_queue_pair_of_an_object_is_found(lab: rdmalab.Lab) -> None:
     lab.alice.run("ep.close()")
 
 
-def test_a_host_at_work_is_neither_waited_for_nor_stopped(lab: rdmalab.Lab) -> None:
+def test_a_host_at_work_is_neither_waited_for_nor_stopped(lab: rdmalab.Lab, sh: Callable) -> None:
     """Also when the work is another notebook's, which this one cannot know of."""
     lab.alice.run(MAKE)
     diagram = view.qp_diagram(lab.alice, "qp")
     other = labs.Lab(lab.state)
     try:
-        job = other.alice.start("import time\ntime.sleep(7)\nslept = True")
-        time.sleep(0.5)
+        begun = "import time\nopen('/tmp/at-work', 'w').close()\n"
+        job = other.alice.start(f"{begun}time.sleep(7)\nslept = True")
+        end = time.monotonic() + 60
+        while sh(lab, "alice", "test -e /tmp/at-work").code != 0:
+            assert time.monotonic() < end
+            time.sleep(0.1)
         begin = time.monotonic()
         diagram.refresh()
         assert "at work" in diagram.scene.answer

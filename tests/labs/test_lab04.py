@@ -322,8 +322,8 @@ def test_each_wrong_benchmark_is_wrong_by_what_the_lab_promises(
 ) -> None:
     source = (LABS / "source" / f"{NAME}.py").read_text(encoding="utf-8")
     promised = {}
-    for names, factors in re.findall(r"^# \| ([A-E, ]+) \| ([\d, times]+) \|$", source, re.M):
-        numbers = [float(number) for number in re.findall(r"\d+", factors)]
+    for names, factors in re.findall(r"^# \| ([A-E, ]+) \| ([\d., times]+) \|$", source, re.M):
+        numbers = [float(number) for number in re.findall(r"[\d.]+", factors)]
         promised |= dict(zip(names.split(", "), numbers, strict=True))
     assert set(promised) == set("ABCDE")
     found = re.findall(r"([A-E]) said .* wrong by ([\d.]+) times", printed(tried[""]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -223,7 +224,7 @@ def test_untouched_and_broken_ones_need_no_hosts(
     ended, said, err = cli(str(folder), "--out", str(out), "--json")
     found = [(r["name"], r["score"], r["max_score"]) for r in json.loads(said)["results"]]
     assert ended == 0 and found == [("ada", 0, 5), ("bob", 0, 0)]
-    assert "1 of 2: ada: 0 of 5 points" in err
+    assert re.search(r"[12] of 2: ada: 0 of 5 points", err), "either may be the first to be done"
     words = [str(folder / "ada.ipynb"), "--out", str(out), "--gradescope", str(scope)]
     ended, said, err = cli(*words)
     assert ended == 0 and "graded before" in err and "ada" in said
