@@ -26,7 +26,7 @@ DEFAULT_TIMEOUT_S = 60.0
 INTERRUPT_GRACE_S = 5.0  # then the kernel is replaced: it is stuck in a call that never returns
 BACK_S = 30.0  # how long a kernel that died is waited for
 SYNC_S = 0.5  # for the first question to a kernel; doubled each time that no answer comes
-ANSWER_S = 30.0
+SYNC_LEAST_S = 5.0  # a kernel that is free answers in this time, whatever else the machine does
 REPLY_S = 10.0
 OnOutput = Callable[[Message], None]
 
@@ -126,7 +126,7 @@ class HostKernel(Judged):
         with self.turn(timeout_s):
             if self._lost is not None:
                 raise self._died(self._lost)
-            self._sync()
+            self._sync(timeout_s)
             with self._channels.ask(kind, content, buffers) as (ident, inbox):
                 try:
                     self._until_idle(inbox, timeout_s, on_output)
@@ -225,27 +225,31 @@ class HostKernel(Judged):
         except HostDied:
             pass  # it is fresh already, which is what stopping wants
 
-    def _sync(self) -> None:
+    def _sync(self, timeout_s: float | None) -> None:
         """Make sure once per kernel that its output reaches us: a first question and its echo.
 
         The first may come before our subscription, and is asked again. On a busy machine answers
-        are late, and asking ever more would make them later still.
+        are late, and asking ever more would make them later still. They are as late from a kernel
+        that works for another notebook, or has not ended what this one began before its restart.
         """
-        end = time.monotonic() + ANSWER_S
-        patience_s = SYNC_S
+        begin, patience_s = time.monotonic(), SYNC_S
+        timeout_s = 3600.0 if timeout_s is None else max(timeout_s, SYNC_LEAST_S)
         while not self._synced:
             with self._channels.ask("kernel_info_request", {}, []) as (ident, inbox):
                 try:
                     self._until_idle(inbox, patience_s, None)
                     self._synced = self._channels.reply(ident, patience_s) is not None
                 except HostTimeout:
-                    patience_s *= 2
-                    if time.monotonic() > end:
-                        raise HostTimeout(
+                    waited_s = time.monotonic() - begin
+                    if waited_s > timeout_s:
+                        raise HostBusy(
                             self.name,
-                            f"does not answer (for {ANSWER_S:.0f} s).",
-                            next_step=f"Try lab.{self.name}.restart(), then rdmalab down and up.",
+                            f"is at work for another notebook (or for this one, from before it was"
+                            f" restarted), or hangs: no answer for {waited_s:.0f} s.",
+                            next_step=f"Wait for it, or stop it: lab.{self.name}.interrupt(); if"
+                            f" that does not help, lab.{self.name}.restart()",
                         ) from None
+                    patience_s = min(2 * patience_s, max(timeout_s - waited_s, SYNC_S))
 
     # --- control ----------------------------------------------------------------------------
 
@@ -270,7 +274,7 @@ class HostKernel(Judged):
         if not self.lock.acquire(blocking=False):
             return None
         try:
-            self._sync()
+            self._sync(timeout_s)
             with self._channels.ask(kind, content, []) as (ident, inbox):
                 reply = self._channels.reply(ident, timeout_s)
                 while reply is None and not inbox.empty():

@@ -439,7 +439,7 @@ assert share > 0.5, (
 
 # %%
 # %%on bob --bg
-served = measure.server(idle_s=60)
+served = measure.server(idle_s=40)
 
 # %%
 # %%on alice
@@ -553,7 +553,7 @@ assert percentile([2, 1], 100) == 2, "All samples do not exceed the largest."
 
 # %%
 # %%on bob --bg
-served = measure.server(idle_s=60)
+served = measure.server(idle_s=40)
 
 # %%
 # %%on alice --timeout 115
@@ -945,7 +945,7 @@ assert right, say
 
 # %%
 # %%on bob --bg
-served = measure.server(idle_s=60)
+served = measure.server(idle_s=40)
 
 # %%
 # %%on alice --timeout 115
@@ -958,7 +958,7 @@ with measure.Session("bob") as session:
 
 # %%
 # %%on bob --bg
-served = measure.server(idle_s=60)
+served = measure.server(idle_s=40)
 
 # %%
 # %%on alice --timeout 115
@@ -999,7 +999,7 @@ view.cdf(in_c, title="64 bytes, in C", label="half round trip (READ: whole)", la
 
 # %%
 # %%on bob --bg
-served = measure.server(idle_s=60)
+served = measure.server(idle_s=40)
 
 # %%
 # %%on alice --timeout 300
@@ -1177,7 +1177,7 @@ for row in published:
 # |:--|:--|:--|
 # | "Bob does not listen", "run measure.server() there first" | bob's cell with `--bg` did not run, or is over | run it again, just before alice's |
 # | the sweep of section 7 did not finish | the machine is too busy | the start cell, then from section 7's last `measure.server` on |
-# | bob "is still busy" | his cell waits for alice, 10 to 60 s at most | wait, or `lab.bob.interrupt()` |
+# | bob "is still busy" | his cell waits for alice, 10 to 40 s at most | wait, or `lab.bob.interrupt()` |
 # | `TimeoutError: no completion` | the other side has ended or posts nothing | run again from the task's heading |
 # | all figures are ten times larger than a minute ago | something else runs on this machine | close it; compare only what was measured in turn |
 # | `IBV_WC_RNR_RETRY_EXC_ERR` | an answer found no receive, several times over | post receives before sends |

@@ -311,6 +311,25 @@ def test_a_busy_host_says_so(shared_lab: rdmalab.Lab) -> None:
         job.result(PATIENCE_S)
 
 
+def test_a_host_at_work_for_another_notebook_is_waited_for_and_says_so(
+    lab: rdmalab.Lab, sh: Callable
+) -> None:
+    """Also for the same notebook from before its restart: a learner's "Restart and Run All"."""
+    sh(lab, "alice", "rm -f /tmp/started")
+    job = lab.alice.start(f"import time\n{STARTED}time.sleep(10)\nslept = True")
+    wait_until(lambda: sh(lab, "alice", "test -e /tmp/started").code == 0)
+    other = labs.Lab(lab.state)
+    try:
+        with pytest.raises(rdmalab.HostError, match="at work for another notebook") as caught:
+            other.alice.run("1", timeout_s=1)
+        assert "lab.alice.interrupt()" in str(caught.value)
+        other.alice.run("found = slept", timeout_s=PATIENCE_S)
+        job.result(PATIENCE_S)
+        assert other.alice.get("found") is True
+    finally:
+        other.close()
+
+
 # ---------------------------------------------------------------- one host's excess
 
 

@@ -14,20 +14,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import importlib.util
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
 
 import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from nbgrader.utils import determine_grade, is_grade
 
+import rdmalab
 from rdmalab import lab as labs
+from rdmalab.errors import HostDied
 
 LABS = Path(__file__).parents[2] / "labs"
 CELL_TIMEOUT_S = 120
@@ -63,6 +65,12 @@ def solved(name: str) -> NotebookNode:
 def untouched(name: str) -> NotebookNode:
     """The lab as learners get it."""
     return build.release(solved(name))
+
+
+def learners_folder(folder: Path) -> Path:
+    """Lay into a folder what lies beside the notebooks; the folder."""
+    shutil.copytree(LABS / "data", folder / "data")
+    return folder
 
 
 def client(notebook: NotebookNode, folder: Path) -> NotebookClient:
@@ -119,6 +127,25 @@ def assert_solved(name: str, done: NotebookNode) -> None:
     assert printed(done, stream="stderr") == ""
 
 
+def assert_runs_again(name: str, hosts: str, folder: Path, *, until: str, times: int = 2) -> None:
+    """The solved lab passes, twice, after each host's kernel was killed in the middle of it.
+
+    ``until``: the id, or a part of the source, of the first cell that is not run before it dies.
+    """
+    half = solved(name)
+    middle = next(
+        n for n, cell in enumerate(half.cells) if cell.id == until or until in cell.source
+    )
+    half.cells = half.cells[:middle]
+    for victim in ("alice", "bob"):
+        said = errors(run(half, folder))
+        assert not said, said
+        with pytest.raises(HostDied, match="SIGKILL"):
+            rdmalab.up(lab=hosts)[victim].run("import os; os.kill(os.getpid(), 9)")
+    for _ in range(times):
+        assert_solved(name, run(solved(name), folder))
+
+
 def assert_untouched(name: str, done: NotebookNode) -> None:
     """A lab that was run as handed out fails in each check, with a sentence of its own, only there.
 
@@ -154,7 +181,6 @@ class Attempt:
 
 
 ALONE, BELOW = "alone", "below"
-Tried = TypeVar("Tried", "Attempt", "Retries")
 
 
 @dataclass(frozen=True)
@@ -163,7 +189,7 @@ class Retries:
 
     The first is tried with its whole section. Each further one is tried *alone*, which is the
     task's cell and its checks with nothing between them, and then *below*: all cells from the
-    task's down to its last check.
+    task's down to its last check; but not where it is wrong and the last.
     """
 
     answers: tuple[Attempt, ...]
@@ -175,9 +201,10 @@ class Retries:
     def steps(self) -> Iterator[tuple[Attempt, str]]:
         """What is run, in order: an answer, and which cells."""
         yield self.answers[0], ""
-        for answer in self.answers[1:]:
+        for number, answer in enumerate(self.answers[1:], 2):
             yield answer, ALONE
-            yield answer, BELOW
+            if not answer.said or number < len(self.answers):
+                yield answer, BELOW
 
     def key(self, number: int) -> str:
         """Under which name :func:`attempts` gives back what step ``number`` did."""
@@ -246,14 +273,13 @@ def attempts(
     name: str,
     tries: Sequence[Attempt | Retries],
     folder: Path,
-    begin: dict[str, str] | None = None,
+    begin: dict[str, str],
 ) -> dict[str, NotebookNode]:
     """One pass through the solved lab with all `tries`: text of the attempt -> its section, run.
 
     The entry "" is the solved lab itself, run around all of these. ``begin``: see :func:`section`,
     by task.
     """
-    begin = begin or {}
     steps = [
         (key, answer, how)
         for attempt in tries
@@ -294,7 +320,9 @@ def attempts(
     return done
 
 
-def selected(request: pytest.FixtureRequest, tries: Sequence[Tried]) -> list[Tried]:
+def selected(
+    request: pytest.FixtureRequest, tries: Sequence[Attempt | Retries]
+) -> list[Attempt | Retries]:
     """The attempts whose tests are to run: nobody waits for answers that no test looks at."""
     chosen = set()
     for item in request.session.items:

@@ -12,7 +12,6 @@ from .learner import (
     Retries,
     assert_solved,
     assert_untouched,
-    attempts,
     errors,
     full_marks,
     judge,
@@ -21,7 +20,6 @@ from .learner import (
     printed,
     retries,
     run,
-    selected,
     solved,
     untouched,
 )
@@ -29,6 +27,7 @@ from .learner import (
 pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
 
 NAME = "00_meet_your_hosts"
+BEGIN = {"note": "## 4"}  # hint 3: after an error, run again from section 4 on
 
 
 def results(notebook: NotebookNode) -> list[str]:
@@ -149,16 +148,6 @@ TRIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tried(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    # Hint 3: after an error, run again from section 4 on.
-    return attempts(
-        NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"), begin={"note": "## 4"}
-    )
-
-
 @pytest.mark.long
 def test_after_all_attempts_the_solution_still_passes(tried: dict[str, NotebookNode]) -> None:
     assert errors(tried[""]) == {}
@@ -200,17 +189,9 @@ RELATIVE = Attempt(
 RETRIES = [*retries(TRIES), Retries((NOT_AWAITED, RELATIVE, TRIES[-1]))]
 
 
-@pytest.fixture(scope="module")
-def tried_again(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    folder = tmp_path_factory.mktemp("again")
-    return attempts(NAME, selected(request, RETRIES), folder, begin={"note": "## 4"})
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", RETRIES, ids=str)
 def test_a_second_try_is_not_judged_by_what_the_first_has_left(
-    attempt: Retries, tried_again: dict[str, NotebookNode]
+    attempt: Retries, tried: dict[str, NotebookNode]
 ) -> None:
-    judge_retries(attempt, tried_again)
+    judge_retries(attempt, tried)

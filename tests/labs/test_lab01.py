@@ -9,14 +9,12 @@ import pytest
 from nbformat import NotebookNode
 
 import rdmalab
-from rdmalab.errors import HostDied
 
 from .learner import (
     Attempt,
     Retries,
-    assert_solved,
+    assert_runs_again,
     assert_untouched,
-    attempts,
     errors,
     full_marks,
     judge,
@@ -25,7 +23,6 @@ from .learner import (
     printed,
     retries,
     run,
-    selected,
     solved,
     untouched,
 )
@@ -33,20 +30,6 @@ from .learner import (
 pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
 
 NAME = "01_register_memory"
-
-
-@pytest.fixture(scope="module")
-def tried(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    """The solved lab, run once, with each of TRIES at its task."""
-    return attempts(NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"))
-
-
-@pytest.fixture(scope="module")
-def done(tried: dict[str, NotebookNode]) -> NotebookNode:
-    """The solved lab itself, as it ran around all attempts."""
-    return tried[""]
 
 
 # ---------------------------------------------------------------- answers
@@ -210,10 +193,6 @@ TRIES = [
         "board = MR(desk.pd, 64, e.IBV_ACCESS_REMOTE_READ, address_of(paper))\n"
         "notice = (address_of(paper), board.rkey)",
     ),
-]
-
-# Tried in CI only: what else learners answer.
-MORE_TRIES = [
     Attempt(
         "pinned",
         "kB taken for 1000 bytes",
@@ -312,36 +291,22 @@ def test_after_all_attempts_the_solution_still_passes(done: NotebookNode) -> Non
     assert printed(done, stream="stderr") == ""
 
 
-@pytest.fixture(scope="module")
-def tried_more(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    return attempts(NAME, selected(request, MORE_TRIES), tmp_path_factory.mktemp("tried_more"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("attempt", MORE_TRIES, ids=str)
-def test_another_answer_is_told_what_is_wrong_with_it(
-    attempt: Attempt, tried_more: dict[str, NotebookNode]
-) -> None:
-    judge(attempt, tried_more[str(attempt)])
-
-
 NO_RIGHT = Attempt(
     "notice",
     "no right at all",
     f"board = MR(desk.pd, 64, NONE)\n{BOARD}",
     {"notice-read": "Alice could not read", **NO_NOTICE},
 )
-RETRIES = [*retries(TRIES), Retries((NO_RIGHT, TRIES[-1], TRIES[-1]))]
+ON_PAPER = next(attempt for attempt in TRIES if attempt.title.startswith("right, over memory"))
+RETRIES = [*retries(TRIES), Retries((NO_RIGHT, ON_PAPER, ON_PAPER))]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", RETRIES, ids=str)
 def test_a_second_try_is_not_judged_by_what_the_first_has_left(
-    attempt: Retries, tried_again: dict[str, NotebookNode]
+    attempt: Retries, tried: dict[str, NotebookNode]
 ) -> None:
-    judge_retries(attempt, tried_again)
+    judge_retries(attempt, tried)
 
 
 @pytest.mark.long
@@ -461,28 +426,12 @@ def kernel_log(lab_id: str) -> str:
 # ---------------------------------------------------------------- what else may happen to hosts
 
 
-@pytest.mark.parametrize("host", ["alice", "bob"])
 @pytest.mark.long
-def test_run_all_works_after_a_hosts_kernel_was_killed_in_the_middle(
-    host: str, hosts: str, tmp_path: Path
+def test_run_all_works_twice_and_after_a_hosts_kernel_was_killed_in_the_middle(
+    hosts: str, folder: Path
 ) -> None:
-    half = solved(NAME)
-    last = next(n for n, cell in enumerate(half.cells) if "own_piece(end" in cell.source)
-    half.cells = half.cells[: last + 1]  # regions, connections and a limit are all in use
-    assert errors(run(half, tmp_path)) == {}
-    lab = rdmalab.up(lab=hosts)
-    with pytest.raises(HostDied):
-        lab[host].run("import os; os.kill(os.getpid(), 9)")
-    done = run(solved(NAME), tmp_path)
-    assert_solved(NAME, done)
-
-
-@pytest.mark.long
-def test_run_all_works_twice_on_the_same_hosts(tmp_path: Path) -> None:
-    for _ in range(2):
-        done = run(solved(NAME), tmp_path)
-        assert errors(done) == {}
-        assert marks(done) == full_marks(NAME)
+    """Killed with regions, connections and a limit all in use."""
+    assert_runs_again(NAME, hosts, folder, until="own_piece(end")
 
 
 OTHERS = """

@@ -7,24 +7,18 @@ from pathlib import Path
 import pytest
 from nbformat import NotebookNode
 
-import rdmalab
-from rdmalab.errors import HostDied
-
 from .learner import (
     Attempt,
     Retries,
+    assert_runs_again,
     assert_solved,
     assert_untouched,
-    attempts,
-    errors,
     full_marks,
     judge,
     judge_retries,
     printed,
     retries,
     run,
-    selected,
-    solved,
     untouched,
 )
 
@@ -322,13 +316,6 @@ TRIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tried(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    return attempts(NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"))
-
-
 def test_after_all_attempts_the_solution_still_passes(tried: dict[str, NotebookNode]) -> None:
     """And shows what its text speaks of."""
     done = tried[""]
@@ -364,9 +351,9 @@ RETRIES = [*retries(TRIES), Retries((LEFT_THERE, NOT_EMPTIED, NOT_EMPTIED))]
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", RETRIES, ids=str)
 def test_a_second_try_is_not_judged_by_what_the_first_has_left(
-    attempt: Retries, tried_again: dict[str, NotebookNode]
+    attempt: Retries, tried: dict[str, NotebookNode]
 ) -> None:
-    judge_retries(attempt, tried_again)
+    judge_retries(attempt, tried)
 
 
 @pytest.mark.long
@@ -384,21 +371,8 @@ def test_the_untouched_lab_fails_in_its_checks_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_solved_lab_runs_twice_on_the_same_hosts(tmp_path: Path) -> None:
-    for _ in range(2):
-        assert_solved(NAME, run(solved(NAME), tmp_path))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("victim", ["alice", "bob"])
-def test_it_runs_again_after_a_hosts_kernel_was_killed_in_the_middle(
-    victim: str, hosts: str, tmp_path: Path
+def test_run_all_works_twice_and_after_a_hosts_kernel_was_killed_in_the_middle(
+    hosts: str, folder: Path
 ) -> None:
     """Killed with queue pairs in ERR and completions unread, in the section on recovery."""
-    half = solved(NAME)
-    last = next(n for n, cell in enumerate(half.cells) if cell.id == "recover-state")
-    half.cells = half.cells[:last]
-    assert errors(run(half, tmp_path)) == {}
-    with pytest.raises(HostDied):
-        rdmalab.up(lab=hosts)[victim].run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert_solved(NAME, run(solved(NAME), tmp_path))
+    assert_runs_again(NAME, hosts, folder, until="recover-state")

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell
 
 from .learner import (
     Attempt,
     Retries,
+    assert_runs_again,
     assert_untouched,
-    attempts,
     errors,
     full_marks,
     judge,
@@ -27,8 +26,6 @@ from .learner import (
     printed,
     retries,
     run,
-    selected,
-    solved,
     untouched,
 )
 
@@ -323,20 +320,6 @@ RETRIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tried(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    """One pass through the solved lab, with all other answers tried on the way."""
-    return attempts(NAME, selected(request, TRIES), tmp_path_factory.mktemp("tried"))
-
-
-@pytest.fixture(scope="module")
-def done(tried: dict[str, NotebookNode]) -> NotebookNode:
-    """The solved lab, run."""
-    return tried[""]
-
-
 # ---------------------------------------------------------------- answers are judged
 
 
@@ -358,9 +341,9 @@ def test_an_answer_is_told_what_is_wrong_with_it(
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", RETRIES, ids=str)
 def test_an_answer_is_not_judged_by_what_another_has_left(
-    attempt: Retries, tried_again: dict[str, NotebookNode]
+    attempt: Retries, tried: dict[str, NotebookNode]
 ) -> None:
-    judge_retries(attempt, tried_again)
+    judge_retries(attempt, tried)
 
 
 @pytest.mark.long
@@ -547,21 +530,7 @@ def test_atomics_are_carried_out_exactly_once_under_loss_b24(
 
 
 @pytest.mark.long
-def test_run_all_works_again_on_the_same_hosts_and_after_both_kernels_were_killed(
-    tmp_path: Path,
+def test_run_all_works_twice_and_after_a_hosts_kernel_was_killed_in_the_middle(
+    hosts: str, folder: Path
 ) -> None:
-    half = solved(NAME)
-    middle = next(n for n, cell in enumerate(half.cells) if cell.id == "slot-wire")
-    kill = "\n".join(
-        f"try:\n    lab.{host}.run('import os, signal; os.kill(os.getpid(), signal.SIGKILL)')\n"
-        "except rdmalab.errors.HostDied as error:\n    print(error)"
-        for host in ("alice", "bob")
-    )
-    half.cells = [*half.cells[:middle], new_code_cell("import rdmalab.errors\n" + kill)]
-    killed = run(half, tmp_path)
-    assert printed(killed).count("SIGKILL") == 2, errors(killed)
-    for _ in range(2):
-        again = run(solved(NAME), tmp_path)
-        assert errors(again) == {}
-        assert marks(again) == full_marks(NAME)
-        assert printed(again, stream="stderr") == ""
+    assert_runs_again(NAME, hosts, folder, until="slot-wire")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from .learner import (
     LABS,
     Attempt,
     Retries,
+    assert_runs_again,
+    assert_solved,
     assert_untouched,
-    attempts,
     errors,
     full_marks,
     judge,
@@ -24,7 +24,6 @@ from .learner import (
     printed,
     retries,
     run,
-    selected,
     solved,
     untouched,
 )
@@ -32,13 +31,6 @@ from .learner import (
 pytestmark = [pytest.mark.labs, pytest.mark.timeout(900)]
 
 NAME = "04_tcp_rdma_latency"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder as a learner has it: the table of figures lies beside the notebook."""
-    shutil.copytree(LABS / "data", tmp_path / "data")
-    return tmp_path
 
 
 # ---------------------------------------------------------------- right and wrong answers
@@ -270,25 +262,6 @@ TRIES = [
 RETRIES = retries(TRIES)
 
 
-@pytest.fixture(scope="module")
-def tried_again(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    """Answers tried one after the other without the cells before the task."""
-    folder = tmp_path_factory.mktemp("again")
-    shutil.copytree(LABS / "data", folder / "data")
-    return attempts(NAME, selected(request, RETRIES), folder)
-
-
-@pytest.fixture(scope="module")
-def tried(
-    request: pytest.FixtureRequest, hosts: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, NotebookNode]:
-    folder = tmp_path_factory.mktemp("tried")
-    shutil.copytree(LABS / "data", folder / "data")
-    return attempts(NAME, selected(request, TRIES), folder)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", TRIES, ids=str)
 def test_an_answer_is_told_what_is_wrong_with_it(
@@ -300,9 +273,9 @@ def test_an_answer_is_told_what_is_wrong_with_it(
 @pytest.mark.long
 @pytest.mark.parametrize("attempt", RETRIES, ids=str)
 def test_an_answer_is_not_judged_by_what_another_has_left(
-    attempt: Retries, tried_again: dict[str, NotebookNode]
+    attempt: Retries, tried: dict[str, NotebookNode]
 ) -> None:
-    judge_retries(attempt, tried_again)
+    judge_retries(attempt, tried)
 
 
 # ---------------------------------------------------------------- the solved lab and its claims
@@ -372,24 +345,18 @@ def test_the_untouched_lab_fails_in_its_checks_only(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_run_all_works_again_after_a_run_that_was_broken_off(folder: Path) -> None:
-    """Bob serves, and alice's kernel is killed before she has asked for anything."""
-    half = solved(NAME)
-    last = next(n for n, cell in enumerate(half.cells) if "measure.server()" in cell.source)
-    half.cells = half.cells[: last + 1]
-    half.cells.append(solved(NAME).cells[last])
-    half.cells[-1].source = "%%on alice\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
-    run(half, folder)
-    done = run(solved(NAME), folder)
-    assert errors(done) == {}
-    assert marks(done) == full_marks(NAME)
+def test_run_all_works_twice_and_after_a_hosts_kernel_was_killed_in_the_middle(
+    hosts: str, folder: Path
+) -> None:
+    """Bob serves, and a kernel is killed before alice has asked. Twice: with the next test."""
+    assert_runs_again(NAME, hosts, folder, until='command = ["strace"', times=1)
 
 
 @pytest.mark.long
 def test_a_lab_without_the_table_of_figures_says_so(tmp_path: Path) -> None:
     """Somebody opens the notebook alone: everything else works."""
     done = run(solved(NAME), tmp_path)
-    assert errors(done) == {}
+    assert_solved(NAME, done)
     assert "is not beside this notebook" in printed(done)
 
 
