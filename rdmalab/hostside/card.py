@@ -16,6 +16,7 @@ import struct
 import time
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 from .mishaps import CardError
 
@@ -24,6 +25,7 @@ __all__ = ["LARGEST", "PORT", "VERSION", "Card", "Fit", "Meeting", "fit", "kind_
 VERSION = 1
 LARGEST = 4096  # bytes of one message
 PORT = 18_600  # TCP; any free port would do
+PORTS = 1000  # above it, for hosts that share an address
 NAME_LENGTH = 64
 PATH_MTUS = (256, 512, 1024, 2048, 4096)
 
@@ -152,18 +154,31 @@ class Meeting:
     """A TCP connection between two hosts that both ask for it: the lower address listens.
 
     A context manager. ``deadline_s`` holds for everything from the first knock to the last
-    message. ``CardError`` if the peer does not come, or is no such peer.
+    message. ``CardError`` if the peer does not come, or is no such peer. Hosts that share a device
+    have one address: there the ``names`` of this host and the peer decide, and each pair has a
+    port of its own.
     """
 
-    def __init__(self, mine: str, peer: str, *, port: int = PORT, deadline_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        mine: str,
+        peer: str,
+        *,
+        names: tuple[str, str] = ("", ""),
+        port: int = PORT,
+        deadline_s: float = 10.0,
+    ) -> None:
         self.mine, self.peer, self.port, self.deadline_s = mine, peer, port, deadline_s
         self.end = time.monotonic() + deadline_s
-        if mine == peer:
+        if mine == peer and names[0] != names[1]:
+            self.port += 1 + crc32(" ".join(sorted(names)).encode()) % PORTS
+        elif mine == peer:
             raise CardError(
                 f"{mine} cannot meet itself; connect two endpoints of one host with"
                 " a.connect_card(b.card) and b.connect_card(a.card)"
             )
-        listens = ipaddress.ip_address(mine).packed < ipaddress.ip_address(peer).packed
+        ours, theirs = (ipaddress.ip_address(address).packed for address in (mine, peer))
+        listens = (ours, names[0]) < (theirs, names[1])
         self.sock = self._accept() if listens else self._knock()
 
     def __enter__(self) -> Meeting:

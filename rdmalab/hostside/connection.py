@@ -229,7 +229,8 @@ class Connection:
         Both sides call it, in either order. When it returns, both queue pairs are ready.
         """
         self._check_free()
-        with Meeting(here.ip, address_of(peer), deadline_s=deadline_s) as meeting:
+        names = (here.name, peer if peer in here.peers else here.name)
+        with Meeting(here.ip, address_of(peer), names=names, deadline_s=deadline_s) as meeting:
             card = Card.from_dict(meeting.swap(self.card.as_dict()))
             try:
                 self.connect_card(card)

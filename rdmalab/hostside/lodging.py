@@ -23,9 +23,24 @@ from .network import HostSpec
 __all__ = ["Lodging"]
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+PR_CAPBSET_DROP, CAP_IPC_LOCK, CAPABILITY_VERSION_3 = 24, 14, 0x2008_0522
 MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 HANDED_ON = ("RDMALAB_HERE", "RDMALAB_OF")  # where this host's facts are; whose process this is
 libc = ctypes.CDLL(None, use_errno=True)
+
+
+def keep_to_the_limit() -> None:
+    """Give up the right to pin memory beyond the limit, where the owner is root and has it.
+
+    It is bit 14 of the three sets (effective, permitted, inheritable) that capget(2) fills, for
+    capabilities 0 to 31, then for the others, in version 3 of its structure.
+    """
+    header, sets = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, sets)
+    for number in range(3):
+        sets[number] &= ~(1 << CAP_IPC_LOCK)
+    libc.prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0)
+    libc.capset(header, sets)
 
 
 class Kin(NamedTuple):
@@ -100,6 +115,7 @@ class Lodging:
         if pinned == resource.RLIM_INFINITY or pinned > MEMLOCK_BYTES:
             pinned = MEMLOCK_BYTES  # a learner shall run into it, and not into the memory's end
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (pinned, pinned))
+        keep_to_the_limit()
         Path("/proc/self/oom_score_adj").write_text("500")
         handed_on = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
         own = {"HOME": self.home, "IPYTHONDIR": f"{self.home}/.ipython"}

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -239,6 +240,19 @@ def test_who_else_knocks_is_sent_away() -> None:
     with stranger, Meeting(HIGH, LOW, port=port, deadline_s=10) as meeting:
         assert meeting.swap("theirs") == "mine"
     assert listening() == "theirs"
+
+
+def test_hosts_that_share_an_address_meet_by_name() -> None:
+    """On one device for all hosts; two pairs at once do not get in each other's way."""
+    port = free_port()
+
+    def meet(name: str, peer: str) -> Any:
+        with Meeting(LOW, LOW, names=(name, peer), port=port, deadline_s=10) as meeting:
+            return meeting.swap(name)
+
+    pairs = [("bob", "alice"), ("dave", "carol"), ("alice", "bob"), ("carol", "dave")]
+    answers = [beside(partial(meet, *pair)) for pair in pairs]
+    assert [answer() for answer in answers] == ["alice", "carol", "bob", "dave"]
 
 
 def test_one_host_does_not_meet_itself() -> None:
