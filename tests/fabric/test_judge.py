@@ -1,4 +1,4 @@
-"""The judge on real hosts: hostile cells in a real kernel, and every lab as its notebook runs.
+"""The judge on real hosts: hostile cells in a real kernel. The labs: tests/grading/test_labs.py.
 
 Pains B45 (a check that did not run counts nothing) and B51 (code that replaces the checker).
 """
@@ -6,9 +6,7 @@ Pains B45 (a check that did not run counts nothing) and B51 (code that replaces 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,7 @@ import pytest
 import rdmalab
 from rdmalab import lab as labs
 from rdmalab.errors import BackendError, HostDied, HostError, HostTimeout, RemoteError
-from rdmalab.grading.apparatus import body_of, hosts_of
-from rdmalab.grading.briefs import Briefs
-from rdmalab.grading.course import Course, LabForms
-from rdmalab.grading.submission import kind_of
+from rdmalab.grading.course import Course
 from rdmalab.verdicts import Outcome
 
 from ..hostile import CHECK, HOSTILE, NEEDS_IDLE, RIGHT, SAID, WRONG
@@ -206,46 +201,3 @@ def test_a_check_that_ends_the_kernel_has_no_verdict(lab: rdmalab.Lab) -> None:
     kernel.guard()
     kernel.run(RIGHT)
     assert kernel.check(CHECK) == Outcome("ok", "", SAID)
-
-
-# ---------------------------------------------------------------- the labs themselves
-
-
-def run_judged(lab: rdmalab.Lab, forms: LabForms) -> dict[str, str]:
-    """Run a lab's solved form cell by cell, its checks through the judge; what went wrong."""
-    briefs, wrong = Briefs(forms), dict[str, str]()
-    for host in (*lab.hosts, lab.desk):
-        host.kernel.guard()
-    for cell in forms.solved.cells:
-        if cell.cell_type != "code":
-            continue
-        if kind_of(cell) != "check":
-            lab.desk.kernel.run(cell.source, timeout_s=120)
-            continue
-        places = hosts_of(cell.source) or ("",)
-        with ThreadPoolExecutor(len(places)) as pool:  # hosts that wait for each other
-            asked = [
-                pool.submit(one_check, lab, cell.id, cell.source, name, briefs) for name in places
-            ]
-        for answer in asked:
-            wrong |= answer.result()
-    return wrong
-
-
-def one_check(
-    lab: rdmalab.Lab, check: str, source: str, host: str, briefs: Briefs
-) -> dict[str, str]:
-    """Judge one check on one host."""
-    kernel = lab[host].kernel if host else lab.desk.kernel
-    outcome = kernel.check(body_of(source), briefs.for_check(check)[host], timeout_s=120)
-    return {} if outcome.passed else {f"{check} {host}": json.dumps(outcome.__dict__)}
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_every_check_of_a_solved_lab_passes_as_it_does_in_the_notebook(
-    start_judged: Callable[[], rdmalab.Lab],
-) -> None:
-    """The other labs' checks: tests/grading/test_labs.py."""
-    labs.down("judged")
-    assert run_judged(start_judged(), COURSE.lab("00_meet_your_hosts")) == {}

@@ -14,7 +14,6 @@ from .learner import (
     Attempt,
     Retries,
     assert_runs_again,
-    assert_solved,
     assert_untouched,
     errors,
     full_marks,
@@ -24,7 +23,6 @@ from .learner import (
     printed,
     retries,
     run,
-    solved,
     untouched,
 )
 
@@ -346,17 +344,13 @@ def test_the_untouched_lab_fails_in_its_checks_only(folder: Path) -> None:
 
 @pytest.mark.long
 def test_run_all_works_twice_and_after_a_hosts_kernel_was_killed_in_the_middle(
-    hosts: str, folder: Path
+    hosts: str, tmp_path: Path
 ) -> None:
-    """Bob serves, and a kernel is killed before alice has asked. Twice: with the next test."""
-    assert_runs_again(NAME, hosts, folder, until='command = ["strace"', times=1)
+    """Bob serves, and a kernel is killed before alice has asked.
 
-
-@pytest.mark.long
-def test_a_lab_without_the_table_of_figures_says_so(tmp_path: Path) -> None:
-    """Somebody opens the notebook alone: everything else works."""
-    done = run(solved(NAME), tmp_path)
-    assert_solved(NAME, done)
+    And somebody opens the notebook alone, without the table of figures: everything else works.
+    """
+    done = assert_runs_again(NAME, hosts, tmp_path, until='command = ["strace"')
     assert "is not beside this notebook" in printed(done)
 
 
