@@ -142,7 +142,7 @@ def call_bob():
 # answer, which is as long as the message, before it sends again. It returns a list of `rounds`
 # samples: **half** of each round trip, in **microseconds**. It also turns Nagle's algorithm off.
 #
-# Bob pauses for 2 ms within each answer, so that you can tell whether your clock stopped too early.
+# Bob pauses for 5 ms within each answer, so that you can tell whether your clock stopped too early.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -206,7 +206,7 @@ def try_ping_pong():
 # %%
 def tcp_tried():
     """Bob's notes, your samples (us), how long all of it took (us), and TCP_NODELAY."""
-    job = lab.bob.start("notes = answer(take_call(), size=64, pause_s=0.002)")
+    job = lab.bob.start("notes = answer(take_call(), size=64, pause_s=0.005)")
     lab.alice.run("result = try_ping_pong()")
     job.result()
     return lab.bob.get("notes"), *lab.alice.get("result")
@@ -230,11 +230,11 @@ _, half_us, whole_us, _ = tcp_tried()
 share, least = 2 * sum(half_us) / whole_us, min(half_us, default=0)
 print(
     f"All rounds took {whole_us:.0f} us. Twice the sum of your samples is {share:.0%} of that; the"
-    f" smallest sample is {least:.0f} us. Bob paused 2000 us in each round."
+    f" smallest sample is {least:.0f} us. Bob paused 5000 us in each round."
 )
 assert half_us, "Without samples there is nothing to add up."
 assert share <= 1.01, "More time than has passed: is each sample *half* of a round trip?"
-assert least >= 1000, "Less than half of bob's pause: did the clock stop before the *whole* answer?"
+assert least >= 2500, "Less than half of bob's pause: did the clock stop before the *whole* answer?"
 assert share > 0.5, "Most of the time is in no sample: does the clock run from send to answer?"
 
 # %% check="tcp-nodelay" points=1
@@ -312,7 +312,7 @@ def answer_sends(rounds, pause_s=0.0, idle_s=6):
 #
 # Complete `send_pings`. `qp` is the queue pair, `sent` and `arrived` are its completion queues; the
 # orders `send` and `receive`, and `wait`, are as above. Return half of each of `rounds` round trips
-# in microseconds. Nothing may be left in the queues at the end. Bob waits 2 ms before each answer.
+# in microseconds. Nothing may be left in the queues at the end. Bob waits 5 ms before each answer.
 #
 # <details><summary>Hint 1</summary>
 #
@@ -377,7 +377,7 @@ def try_send_pings():
 # %%
 def send_tried():
     """How many messages bob answered, and what `try_send_pings` returned meanwhile."""
-    serve = "answered = answer_sends(50, pause_s=0.002, idle_s=3)"
+    serve = "answered = answer_sends(50, pause_s=0.005, idle_s=3)"
     job = lab.bob.start(f"fresh(64, ahead=1, min_rnr_timer=20); {serve}")
     lab.alice.run("result = try_send_pings()")
     job.result()
@@ -416,11 +416,11 @@ _, _, send_us, whole_us, _ = send_tried()
 share, least = 2 * sum(send_us) / whole_us, min(send_us, default=0)
 print(
     f"All rounds took {whole_us:.0f} us. Twice the sum of your samples is {share:.0%} of that; the"
-    f" smallest sample is {least:.0f} us. Bob waited 2000 us in each round."
+    f" smallest sample is {least:.0f} us. Bob waited 5000 us in each round."
 )
 assert send_us, "There is nothing to add up without samples."
 assert share <= 1.01, "That is more time than has passed: a sample is *half* of a round trip."
-assert least >= 1000, "Less than half of bob's pause: which completion did you stop the clock at?"
+assert least >= 2500, "Less than half of bob's pause: which completion did you stop the clock at?"
 assert share > 0.5, (
     "Most of the time is in no sample: when does the clock start, when does it stop?"
 )

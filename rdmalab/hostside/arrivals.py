@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
@@ -16,11 +17,13 @@ import pyverbs.enums as e
 from . import reasons
 from .ledger import Completion, Ledger
 from .mishaps import CompletionError, EndpointError, WaitTimeout
+from .patience import rest
 from .statuses import status_name
 
 __all__ = ["Arrivals", "event_files", "event_names"]
 
 BATCH = 16  # completions of one poll
+SPINS = 20  # empty polls of both queues, some 30 us each under emulation, before the first nap
 SETTLE_S = 0.05  # after an error: how long the flushes that follow it may take
 
 
@@ -46,13 +49,14 @@ class Arrivals:
         """The next ``n`` completions, by polling."""
         done: list[Completion] = []
         end = time.monotonic() + timeout_s
-        while True:
+        for polls in itertools.count():
             self.collect()
             if self.take(done, n, queue, look):
-                return done
+                break
             if time.monotonic() > end:
                 raise self.late(done, n, timeout_s, queue, look)
-            os.sched_yield()  # the device is software, and needs this processor, too
+            rest(polls, SPINS)
+        return done
 
     def wait_event(
         self, n: int, timeout_s: float, queue: str | None, look: Callable[[], reasons.Situation]
@@ -87,7 +91,7 @@ class Arrivals:
         """Wait for one order of the send queue; what else completes there stays to be taken."""
         end = time.monotonic() + timeout_s
         backlog = self.ready["send"]
-        while True:
+        for polls in itertools.count():
             self.collect()
             if not all(completion.ok for completion in backlog):
                 self.take([], len(backlog), "send", look)
@@ -97,7 +101,7 @@ class Arrivals:
                 return
             if time.monotonic() > end:
                 raise self.late([], 1, timeout_s, "send", look)
-            os.sched_yield()
+            rest(polls, SPINS)
 
     def late(
         self,

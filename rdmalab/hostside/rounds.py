@@ -1,14 +1,11 @@
 """The loops of :mod:`rdmalab.measure`: a class for each kind of message.
 
 Work requests, buffers and the place for the stamps are made before a loop begins; within it no
-object is made that outlives its round. A wait polls and yields (``sched_yield``), since here the
-device is software and wants this processor too. When nothing has come for a while it also sleeps
-between polls: on a busy machine two pollers would hold both processors and wait for each other.
+object is made that outlives its round. A wait polls, yields and naps (:mod:`.patience`).
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -16,15 +13,13 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from . import here
+from . import here, patience
 
 __all__ = ["KINDS", "LARGEST", "Rounds"]
 
 LARGEST = 1 << 16  # bytes of a message; the memory is an outbox and an inbox of this size
 WAIT_S = 5.0  # for one message
 AHEAD = 8  # receives that are posted before they are needed
-SPINS = 100  # empty polls, each with a sched_yield; from then on each with a nap
-NAP_S = 0.0001
 
 
 def rest(spins: int, deadline: float) -> float:
@@ -32,13 +27,12 @@ def rest(spins: int, deadline: float) -> float:
 
     A deadline that is looked at in each poll would cost as much as the poll.
     """
-    if spins < SPINS:
-        os.sched_yield()
+    patience.rest(spins)
+    if spins < patience.SPINS:
         return deadline
     now = time.monotonic()
     if deadline and now > deadline:
         raise TimeoutError(f"{here.name}: nothing came within {WAIT_S:g} s")
-    time.sleep(NAP_S)
     return deadline or now + WAIT_S
 
 

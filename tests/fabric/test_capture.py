@@ -343,7 +343,8 @@ def test_short_captures_lose_nothing(pair: rdmalab.Lab, times: int) -> None:
     for number in range(times):
         with pair.capture("bob" if number % 2 else "alice") as wire:
             pair.alice.run("now('RDMA_WRITE', 3000)")
-        seen = [packet.opcode.rpartition("_")[2] for packet in wire.packets]
+        once = [packet for packet in wire.packets if not packet.again]  # a busy machine repeats
+        seen = [packet.opcode.rpartition("_")[2] for packet in once]
         if seen != ["FIRST", "MIDDLE", "LAST", "ACKNOWLEDGE"]:
             lost.append((number, seen, wire.figures))
     assert not lost
