@@ -16,8 +16,9 @@ BASE   := $(shell { $(PYTHON) -V; pwd; } 2>&1 | cksum | cut -d ' ' -f 1)
 FILLED := $(shell cksum < pyproject.toml | cut -d ' ' -f 1)
 STAMP  := $(VENV)/.filled-$(BASE)-$(FILLED)
 
-# Quick tests first, so that a typing mistake shows before the hosts boot.
-TESTS  := $(wildcard tests/test_house.py tests/unit tests/fabric tests/labs tests/grading tests/browser tests/docker)
+# Quick tests first, so that a typing mistake shows before the hosts boot; then those that take
+# longest, so that no process is left with one of them while the other has nothing to do.
+TESTS  := $(wildcard tests/test_house.py tests/unit tests/labs tests/grading tests/browser tests/docker tests/fabric)
 
 # Two processes share the files of tests out, each with hosts of its own: a test mostly waits.
 WORKERS ?= 2
@@ -61,7 +62,7 @@ lab: setup
 
 test: DOCTOR_ARGS = --test
 test: setup
-	@$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadfile $(SELECT) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(SELECT) $(PYTEST_ARGS)
 
 # A machine of its own, emulated, so nothing is shared out; what runs in it is shown as it goes.
 test-backends: setup
