@@ -62,7 +62,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "checkcode paper pristine recovery honesty process trial judge",
         "processors network cgroup deskseat children container doorway hostkernel lodging hostinit",
         # RDMA itself, what learners import: data; pieces; a whole end of a connection
-        "qpstate statuses mishaps card ledger refusals reasons",
+        "qpstate statuses mishaps patience card ledger refusals reasons",
         "orphans guards memory bringup orders arrivals explanation",
         "connection verbs",
         "qpcall qpmove inventory answers",  # what the notebook's pictures and tables show and do
