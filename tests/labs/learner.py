@@ -32,7 +32,7 @@ from rdmalab import lab as labs
 from rdmalab.errors import HostDied
 
 LABS = Path(__file__).parents[2] / "labs"
-CELL_TIMEOUT_S = 120
+CELL_TIMEOUT_S = 300  # for hosts that are started on a busy machine, too
 
 
 def load_build() -> ModuleType:
