@@ -22,7 +22,7 @@ from rdmalab.grading.runner import Limits
 
 from .many import LABS, answered, hand_in, make_course, solved
 
-pytestmark = [pytest.mark.labs, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.labs, pytest.mark.timeout(1500)]
 
 LONG = ("03_one_sided_two_sided", "04_tcp_rdma_latency")
 WHOLE = "01_register_memory"

@@ -24,7 +24,7 @@ from .learner import (
     untouched,
 )
 
-pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.labs, pytest.mark.timeout(1200)]
 
 NAME = "00_meet_your_hosts"
 BEGIN = {"note": "## 4"}  # hint 3: after an error, run again from section 4 on

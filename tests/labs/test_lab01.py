@@ -27,7 +27,7 @@ from .learner import (
     untouched,
 )
 
-pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.labs, pytest.mark.timeout(1200)]
 
 NAME = "01_register_memory"
 

@@ -22,7 +22,7 @@ from .learner import (
     untouched,
 )
 
-pytestmark = [pytest.mark.labs, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.labs, pytest.mark.timeout(1200)]
 
 NAME = "02_queue_pair_states"
 

@@ -29,7 +29,7 @@ from .learner import (
     untouched,
 )
 
-pytestmark = [pytest.mark.labs, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.labs, pytest.mark.timeout(1200)]
 
 NAME = "03_one_sided_two_sided"
 TWO_SIDED = ("SEND", "WRITE with immediate")

@@ -26,7 +26,7 @@ from .learner import (
     untouched,
 )
 
-pytestmark = [pytest.mark.labs, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.labs, pytest.mark.timeout(1200)]
 
 NAME = "04_tcp_rdma_latency"
 
