@@ -23,7 +23,7 @@ from .statuses import status_name
 __all__ = ["Arrivals", "event_files", "event_names"]
 
 BATCH = 16  # completions of one poll
-SPINS = 20  # empty polls of both queues, some 30 us each under emulation, before the first nap
+SPINS = 20  # empty polls of both queues before the first nap
 SETTLE_S = 0.05  # after an error: how long the flushes that follow it may take
 
 

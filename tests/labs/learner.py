@@ -192,7 +192,7 @@ class Retries:
 
     The first is tried with its whole section. Each further one is tried *alone*, which is the
     task's cell and its checks with nothing between them, and then *below*: all cells from the
-    task's down to its last check; but not where it is wrong and the last.
+    task's down to its last check.
     """
 
     answers: tuple[Attempt, ...]
@@ -204,10 +204,9 @@ class Retries:
     def steps(self) -> Iterator[tuple[Attempt, str]]:
         """What is run, in order: an answer, and which cells."""
         yield self.answers[0], ""
-        for number, answer in enumerate(self.answers[1:], 2):
+        for answer in self.answers[1:]:
             yield answer, ALONE
-            if not answer.said or number < len(self.answers):
-                yield answer, BELOW
+            yield answer, BELOW
 
     def key(self, number: int) -> str:
         """Under which name :func:`attempts` gives back what step ``number`` did."""
