@@ -70,6 +70,7 @@ def server_command(*, browser: bool, ip: str, port: int) -> list[str]:
     if ip == "0.0.0.0":  # in a container; who reads its address is outside
         command += [f"--ServerApp.custom_display_url=http://127.0.0.1:{port}/"]
     command += ["--ServerApp.port_retries=50", f"--LabApp.app_settings_dir={settings_folder()}"]
+    command += ["--KernelManager.transport_encryption=auto"]  # or any user here could listen in
     command += [] if browser and screen else ["--no-browser"]
     return command + (["--allow-root"] if os.getuid() == 0 else [])
 

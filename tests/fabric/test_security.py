@@ -6,15 +6,20 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import zmq
+from jupyter_client import BlockingKernelClient
 
 import rdmalab
+from rdmalab import notebook
 
 pytestmark = [pytest.mark.fabric, pytest.mark.timeout(300)]
 
@@ -91,6 +96,54 @@ def test_the_owner_hears_what_the_stranger_does_not(
     """The test above would notice: with the key, the same ports say everything."""
     lab.alice.run(f"print('{CANARY}')")
     assert CANARY in capsys.readouterr().out
+
+
+@pytest.fixture
+def notebook_kernel(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """The connection file of a kernel that JupyterLab, as `rdmalab lab` starts it, has started."""
+    env = {**os.environ, "JUPYTER_RUNTIME_DIR": str(tmp_path), "RDMALAB_LABS": str(tmp_path)}
+    command = notebook.server_command(browser=False, ip="127.0.0.1", port=0)
+    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as server:
+        try:
+            at = json.loads(appeared(tmp_path, "jpserver-*.json"))
+            address = f"{at['url']}api/kernels?token={at['token']}"
+            with urllib.request.urlopen(address, data=b"{}", timeout=60) as answer:
+                ident = json.load(answer)["id"]
+            yield json.loads((tmp_path / f"kernel-{ident}.json").read_text())
+        finally:
+            server.terminate()
+
+
+def appeared(folder: Path, pattern: str, deadline_s: float = 60) -> str:
+    """The text of the one file of this pattern, as soon as there is one."""
+    end = time.monotonic() + deadline_s
+    while True:
+        for file in folder.glob(pattern):
+            if text := file.read_text():
+                return text
+        assert time.monotonic() < end, f"no {pattern} within {deadline_s} s"
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user here")
+def test_another_user_hears_nothing_of_a_notebook(notebook_kernel: dict[str, Any]) -> None:
+    """What cells print on hosts goes through the notebook's own kernel as well."""
+    ports = {name: notebook_kernel[f"{name}_port"] for name in ("iopub", "shell")}
+    pid, pipe = as_stranger(attack, ports)
+    assert os.read(pipe, 10) == b"listening "
+    client = BlockingKernelClient()
+    client.load_connection_info(notebook_kernel)
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    heard = []
+    for _ in range(10):
+        client.execute_interactive(
+            f"print('{CANARY}')", output_hook=lambda message: heard.append(message["msg_type"])
+        )
+        time.sleep(0.2)
+    client.stop_channels()
+    assert end_of(pid, pipe) == "got 0"
+    assert heard.count("stream") == 10, "with the key, the same ports say everything"
 
 
 def read_file(name: str, pipe: int) -> None:
