@@ -10,10 +10,8 @@ are compared. Absolute limits were given for a quiet machine with two processors
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
-import secrets
 import shutil
 import statistics
 import subprocess
@@ -86,9 +84,7 @@ def bare_restore() -> float:
     assert saved is not None, "rdmalab up has not saved a snapshot"
     folder = microvm.fresh_folder("bare")
     line = qemu.command(machine, image, folder, image.initrd, saved.ram, restore=True)
-    macs = topology.mac_addresses("", "bare", [host.name for host in hosts])
-    seed = base64.b64encode(secrets.token_bytes(64)).decode()
-    thaw = {"op": "thaw", "lab": "bare", "time": time.time(), "seed": seed, "macs": macs}
+    thaw = microvm.thaw_order("bare", machine, hosts)
     begin = time.perf_counter()
     try:
         with microvm.launched(folder, line) as boot, qmp.monitor(folder / "qmp.sock") as monitor:
