@@ -196,6 +196,7 @@ def test_a_kernel_that_dies_is_back(lab: rdmalab.Lab) -> None:
     assert said(lab, again) == "1\n"
 
 
+@pytest.mark.long
 def test_memory_and_processes_are_bounded(lab: rdmalab.Lab) -> None:
     with pytest.raises((HostDied, RemoteError), match="ran out of memory|MemoryError"):
         said(lab, "hoard = []\nwhile True:\n    hoard.append(bytearray(10 << 20))")

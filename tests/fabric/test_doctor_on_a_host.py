@@ -45,6 +45,7 @@ def ask(host: rdmalab.Host) -> dict[str, str]:
     return check
 
 
+@pytest.mark.long
 def test_b03_each_layer_is_named_when_it_is_the_one_that_disagrees(
     new_lab: Callable[..., rdmalab.Lab],
 ) -> None:

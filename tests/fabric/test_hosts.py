@@ -432,6 +432,7 @@ def identities(lab: rdmalab.Lab, sh: Callable) -> dict[str, list[str]]:
     return seen
 
 
+@pytest.mark.long
 def test_two_labs_of_four_hosts_share_no_identity(new_lab: Callable, sh: Callable) -> None:
     """B05: device names, MACs, node GUIDs and GIDs are unique in a lab, MACs across labs.
 

@@ -114,6 +114,7 @@ OVERWRITING = {
 }
 
 
+@pytest.mark.long
 def test_b51_what_is_overwritten_gives_no_point_and_costs_nobody_else_one(tmp_path: Path) -> None:
     """B51: print, ==, sys.modules, get_ipython, the checker's functions, hooks, AssertionError."""
     cases = {name: (host, answer, "") for name, (host, answer) in OVERWRITING.items()}

@@ -317,6 +317,7 @@ def test_an_answer_is_told_what_is_wrong_with_it(
     judge(attempt, tried[str(attempt)])
 
 
+@pytest.mark.long
 def test_the_untouched_lab_fails_in_its_checks_only(done: NotebookNode, tmp_path: Path) -> None:
     """On hosts that have seen a solved one: no mark is left from there."""
     empty = run(untouched(NAME), tmp_path)
@@ -427,7 +428,7 @@ def kernel_log(lab_id: str) -> str:
 
 
 @pytest.mark.long
-def test_run_all_works_twice_and_after_a_hosts_kernel_was_killed_in_the_middle(
+def test_run_all_works_again_after_each_hosts_kernel_was_killed_in_the_middle(
     hosts: str, folder: Path
 ) -> None:
     """Killed with regions, connections and a limit all in use."""

@@ -530,7 +530,7 @@ def test_atomics_are_carried_out_exactly_once_under_loss_b24(
 
 
 @pytest.mark.long
-def test_run_all_works_twice_and_after_a_hosts_kernel_was_killed_in_the_middle(
+def test_run_all_works_again_after_each_hosts_kernel_was_killed_in_the_middle(
     hosts: str, folder: Path
 ) -> None:
     assert_runs_again(NAME, hosts, folder, until="slot-wire")

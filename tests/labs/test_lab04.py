@@ -343,7 +343,7 @@ def test_the_untouched_lab_fails_in_its_checks_only(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_run_all_works_twice_and_after_a_hosts_kernel_was_killed_in_the_middle(
+def test_run_all_works_again_after_each_hosts_kernel_was_killed_in_the_middle(
     hosts: str, tmp_path: Path
 ) -> None:
     """Bob serves, and a kernel is killed before alice has asked.
