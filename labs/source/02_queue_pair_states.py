@@ -716,6 +716,10 @@ assert found == expected, (
 # %% [markdown]
 # The last point is about *when*. Bob is made slow now, as on a busy host, and alice sends as soon as
 # her `connect` returns. How often does her device have to send its one packet?
+#
+# And its number must be the one that bob expects. A number *behind* that one would be worse than any
+# other: his device takes the packet for a repeated one, acknowledges it and does nothing. Alice would
+# see a success.
 
 
 # %%
@@ -748,6 +752,17 @@ def packets_sent():
     return json.loads(subprocess.check_output(command))[0]["sent_pkts"]
 
 
+# %%
+# %%on alice bob
+def next_numbers(qp):
+    """The number of alice's next packet to bob: as this host counts, and as the other does."""
+    attempt(swap, "alice is done", other)
+    attr, _ = qp.query(e.IBV_QP_SQ_PSN | e.IBV_QP_RQ_PSN)
+    numbers = [attr.sq_psn if here.name == "alice" else attr.rq_psn]
+    attempt(lambda: numbers.append(swap(numbers[0], other)))
+    return numbers
+
+
 # %% check="connect-ready" points=1
 # %%on alice bob
 qp, count, before = fresh(), 0, packets_sent()
@@ -757,9 +772,12 @@ with QP(pd, kind) as late:
         write_nothing(late)
         wait(sent)
         count = packets_sent() - before
-    attempt(swap, "done", other)
+    numbers = next_numbers(late)
 print(f"Packets that {here.name} has sent: {count or '(not counted)'}. Alice needs one.")
+print(f"The number of her next one, as {here.name} and {other} count: {numbers}.")
 assert count or here.name == "bob", "Alice's is not in RTS: solve the two points above first."
+numbered = here.name == "bob" or numbers[0] == numbers[-1]
+assert numbered, "Alice's packet did not have the number that bob expected: whose card has he got?"
 assert count < 2, "Alice sent before bob could receive: her packet was lost, and sent again."
 
 # %% [markdown]

@@ -205,7 +205,7 @@ TRIES = [
         "swap('ready', other)",
         {
             "connect-bytes": "The message is not there",
-            "connect-ready": "her packet was lost",
+            "connect-ready": "did not have the number that bob expected",
         },
     ),
     Attempt(
