@@ -29,7 +29,16 @@ from typing import Any
 
 import numpy
 
-__all__ = ["TOOLS", "ToolError", "asked", "command", "parse_perftest", "parse_sockperf", "served"]
+__all__ = [
+    "TOOLS",
+    "ToolError",
+    "UnsteadyClock",
+    "asked",
+    "command",
+    "parse_perftest",
+    "parse_sockperf",
+    "served",
+]
 
 TOOLS = {
     "tcp": "sockperf",
@@ -44,10 +53,18 @@ READY_S = 20.0  # for a server to come up
 READY = re.compile(b"Waiting for client|to block on socket")  # what it says then
 CLIENT_S = 15.0  # for one try of a client
 NOT_THERE = re.compile("Couldn't connect|Can`t connect|forcibly closed")
+UNSTEADY = "Correlation coefficient r^2"  # perftest's get_clock.c, when it gives up
 
 
 class ToolError(RuntimeError):
     """A C tool did not do its work; the text has its last words."""
+
+
+class UnsteadyClock(ToolError):
+    """perftest has counted processor cycles, and could not tell how long a cycle is.
+
+    That happens now and then on a busy machine. The next run may be able to.
+    """
 
 
 def command(kind: str, size: int, rounds: int, port: int, peer_ip: str = "") -> list[str]:
@@ -71,7 +88,15 @@ def command(kind: str, size: int, rounds: int, port: int, peer_ip: str = "") -> 
 
 
 def parse_perftest(text: str) -> Any:
-    """The samples that ``-U`` lists, as a numpy array of microseconds, in order of time."""
+    """The samples that ``-U`` lists, as a numpy array of microseconds, in order of time.
+
+    Raises :class:`UnsteadyClock` where they are infinite, :class:`ToolError` where there are none.
+    """
+    if UNSTEADY in text:
+        raise UnsteadyClock(
+            "perftest could not measure how long a cycle of the processor is, several times over:"
+            " the machine is too busy. Try again when less runs beside the hosts."
+        )
     samples = re.findall(r"^\d+, ([\d.]+(?:e[+-]?\d+)?)\s*$", text, re.MULTILINE)
     if not samples:
         raise ToolError(f"perftest listed no samples: {text.strip()[-400:]}")

@@ -209,16 +209,21 @@ def listening(lab: rdmalab.Lab, sh: Callable, host: str, port: int) -> None:
 def between(
     lab: rdmalab.Lab, sh: Callable, start: Start, server: str, client: str, tool: str
 ) -> str:
-    """Run a perftest tool between two hosts; what its client says."""
-    port = 18515
-    words = [*tool.split(), "-p", str(port)]
+    """Run a perftest tool between two hosts; what its client says.
+
+    On a busy machine it may be unable to time a cycle of the processor, and is run again.
+    """
     device = {host.name: ["-d", host.device, "-x", str(host.gid_index)] for host in lab.hosts}
-    waiting = start(server, "--", *words, *device[server])
-    listening(lab, sh, server, port)
-    code, out, err = finish(start(client, "--", *words, *device[client], lab[server].ip))
-    assert code == 0, out + err
-    assert finish(waiting)[0] == 0
-    return out
+    for port in range(18515, 18525):
+        words = [*tool.split(), "-p", str(port)]
+        waiting = start(server, "--", *words, *device[server])
+        listening(lab, sh, server, port)
+        code, out, err = finish(start(client, "--", *words, *device[client], lab[server].ip))
+        assert code == 0, out + err
+        assert finish(waiting)[0] == 0
+        if "Correlation coefficient" not in err:
+            return out
+    raise AssertionError(f"{tool} could not time a cycle in ten runs")
 
 
 def last_row(out: str) -> list[float]:
