@@ -49,10 +49,18 @@ def test_b69_too_small_a_container_refuses_with_figures(engine: Engine, image: s
 
 
 def test_b69_a_small_container_has_room_for_a_whole_rehearsal(engine: Engine, image: str) -> None:
-    """1 GiB and one processor: all of a lab's basics pass, and the peak is below the limit."""
+    """1 GiB and one processor: small hosts, from the saved start; all of a lab's basics pass.
+
+    The peak is below the limit.
+    """
     limits = ("--memory", "1g", "--memory-swap", "1g", "--cpus", "1")
     with engine.container(*LOCKED, *limits, "--entrypoint", "sleep", image, "900") as name:
         started = ["sh", "-c", 'exec /opt/rdmalab/bin/start "$@"', "sh", "rdmalab"]
+        said = engine("exec", name, *started, "up", "--json", deadline_s=300)
+        state = json.loads(said[said.index("{") :])
+        assert state["restored"], state
+        assert engine("exec", name, "rdmalab", "exec", "alice", "--", "nproc") == "1"
+        engine("exec", name, "rdmalab", "down")
         said = engine("exec", name, *started, "selftest", "--json", deadline_s=400)
         card = json.loads(said[said.index("{") :])
         assert card["passed"], card
