@@ -54,6 +54,7 @@ FIELDS: dict[str, Callable[[Packet], int | None]] = {
     "invariant.crc": lambda p: p.icrc,
 }
 HEXADECIMAL = ("immdt",)  # written without 0x
+FLAGS = {"True": 1, "False": 0}  # as tshark 4.4 writes what 4.0 wrote as 1 and 0
 
 
 def read(file: Path) -> list[dict[str, int | None]]:
@@ -72,9 +73,14 @@ def read(file: Path) -> list[dict[str, int | None]]:
         *texts, malformed = line.split("|")
         row: dict[str, int | None] = {"malformed": int(bool(malformed))}
         for name, text in zip(FIELDS, texts, strict=True):
-            row[name] = int(text, 16 if name in HEXADECIMAL else 0) if text else None
+            row[name] = number(name, text) if text else None
         rows.append(row)
     return rows
+
+
+def number(name: str, text: str) -> int:
+    """The value of a field as tshark, 4.0 to 4.4 at least, writes it."""
+    return FLAGS[text] if text in FLAGS else int(text, 16 if name in HEXADECIMAL else 0)
 
 
 def assert_as_tshark(file: Path, packets: Sequence[Packet]) -> None:
