@@ -21,7 +21,7 @@ import rdmalab
 
 from .jupyter import THEMES, menu, open_notebook, picture, run_all, run_cells, saved, show, theme
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(400)]
 
 MAKE = """%%on alice bob
 import pyverbs.enums as e

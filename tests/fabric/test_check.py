@@ -109,6 +109,7 @@ def test_the_labs_own_checks_are_run_whatever_became_of_them(
     assert any("echo-text was missing" in note for note in document["notes"])
 
 
+@pytest.mark.long
 def test_a_cell_that_overruns_is_stopped_and_a_dead_kernel_is_named(
     folder: Path, lab: LabForms, tmp_path: Path
 ) -> None:

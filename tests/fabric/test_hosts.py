@@ -467,6 +467,7 @@ def test_memory_of_two_hosts_that_other_tests_have_used_up(shared_lab: rdmalab.L
     assert used <= USED_UP_MIB
 
 
+@pytest.mark.long
 def test_eight_hosts_and_their_memory(new_lab: Callable, sh: Callable) -> None:
     """Eight hosts start, answer, and need no more memory than the README says."""
     lab = new_lab(*EIGHT)
