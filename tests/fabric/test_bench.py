@@ -5,12 +5,10 @@ What they measure is not looked at: that depends on the machine.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -25,26 +23,10 @@ pytestmark = [pytest.mark.fabric, pytest.mark.long, pytest.mark.timeout(300)]
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-@pytest.fixture(scope="module")
-def promises() -> ModuleType:
-    """bench/promises.py, which is a script and in no package."""
-    spec = importlib.util.spec_from_file_location("promises", BENCH / "promises.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_bare_restore_ends_with_the_hosts_ready_and_leaves_nothing(
-    promises: ModuleType,
-) -> None:
-    rdmalab.up(lab="saved")  # and so there is a snapshot
-    labs.down("saved")
-    assert promises.bare_restore() > 0
-    assert "bare" not in state.lab_ids()
-
-
+BARE = """
+import promises
+print(promises.bare_restore())
+"""
 FEW_CELLS = """
 import sys
 import promises, rdmalab
@@ -63,6 +45,15 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         timeout=280,
         check=False,
     )
+
+
+def test_the_bare_restore_ends_with_the_hosts_ready_and_leaves_nothing() -> None:
+    rdmalab.up(lab="saved")  # and so there is a snapshot
+    labs.down("saved")
+    done = run("-c", BARE, PYTHONPATH=str(BENCH))
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0
+    assert "bare" not in state.lab_ids()
 
 
 def test_a_cell_is_measured_beside_the_same_kernel(lab: rdmalab.Lab) -> None:

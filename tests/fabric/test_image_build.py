@@ -362,9 +362,10 @@ def may_mount() -> None:
     """Not every ordinary user may: some systems, and a chroot, refuse user namespaces."""
     try:
         done = subprocess.run([*MOUNT_NAMESPACE, "true"], stderr=subprocess.DEVNULL, timeout=20)
+        refused = done.returncode != 0
     except subprocess.TimeoutExpired:  # unshare of util-linux 2.41 waits for its own helper then
-        pytest.skip("this user may not make a mount namespace here")
-    if done.returncode != 0:
+        refused = True
+    if refused:
         pytest.skip("this user may not make a mount namespace here")
 
 
