@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rdmalab import lab as labs
+from rdmalab.errors import RdmalabError
 from rdmalab.grading.classroom import Classroom
 from rdmalab.grading.course import Course, LabForms
 from rdmalab.notebook import labs_folder
@@ -175,4 +176,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except RdmalabError as error:
+        sys.exit(f"bench/grading.py: {error}")
